@@ -1,0 +1,83 @@
+"""Where problems come from. Every source ends as the same two files: train and held-out problems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from agentfly_lib.configs.base import Config
+
+__all__ = ["ArithmeticDataConfig", "DataConfig", "FilesDataConfig", "Gsm8kDataConfig", "HubDataConfig"]
+
+
+class _SplitConfig(Config):
+    seed: int = 0
+    """Seed of the split and of the order of the training problems."""
+    eval_problems: PositiveInt | None = None
+    """Use at most this many held-out problems (the first ones after a seeded shuffle); all if unset."""
+    train_problems: PositiveInt | None = None
+    """Use at most this many training problems; all if unset."""
+
+
+class FilesDataConfig(_SplitConfig):
+    """Rows of JSON (a list), JSONL, CSV, Parquet or Arrow files, in AgentFly's format: `question` or `messages`, and free columns."""
+
+    type: Literal["files"] = "files"
+    train: Path
+    eval: Path | None = None
+    """Held-out rows. If unset, `eval_fraction` of the training rows is held out."""
+    eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    question_column: str = "question"
+    messages_column: str = "messages"
+    max_row_errors: Annotated[int, Field(ge=1)] = 5
+    """How many bad rows an error lists before it stops."""
+
+
+class HubDataConfig(_SplitConfig):
+    """A dataset by its hub id, through `datasets`."""
+
+    type: Literal["hub"] = "hub"
+    path: str
+    name: str | None = None
+    revision: str | None = None
+    train_split: str = "train"
+    eval_split: str | None = None
+    eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    question_column: str = "question"
+    messages_column: str = "messages"
+
+
+class Gsm8kDataConfig(_SplitConfig):
+    """GSM8K in its published JSONL: `answer` ends in `#### N`, which becomes the column `answer`; the working becomes `solution`."""
+
+    type: Literal["gsm8k"] = "gsm8k"
+    train: Path
+    eval: Path
+
+
+class ArithmeticDataConfig(_SplitConfig):
+    """Generated arithmetic word problems; no file and no network. The column `answer` holds the right number as text."""
+
+    type: Literal["arithmetic"] = "arithmetic"
+    train_problems: PositiveInt = 4096
+    eval_problems: PositiveInt = 128
+    max_number: Annotated[int, Field(ge=9, le=9999)] = 99
+    """Largest number in a problem."""
+    two_step_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Fraction of problems that need two operations."""
+
+    @model_validator(mode="after")
+    def _room(self) -> ArithmeticDataConfig:
+        if self.train_problems + self.eval_problems > 40 * self.max_number**2:
+            raise ValueError(
+                f"max_number={self.max_number} gives too few distinct problems for "
+                f"{self.train_problems} + {self.eval_problems}; raise max_number or ask for fewer"
+            )
+        return self
+
+
+DataConfig = Annotated[
+    FilesDataConfig | HubDataConfig | Gsm8kDataConfig | ArithmeticDataConfig, Field(discriminator="type")
+]

@@ -1,0 +1,51 @@
+"""The engines that generate."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from agentfly_lib.configs.base import Config
+
+__all__ = ["InferenceConfig", "SamplingConfig"]
+
+
+class SamplingConfig(Config):
+    """How tokens are drawn during training rollouts. Truncated distributions (top-p, top-k, min-p) are refused there."""
+
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """0 keeps every token."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    @property
+    def truncates(self) -> bool:
+        """True if tokens are cut from the distribution, so that recorded log-probs are not the policy's."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+class InferenceConfig(Config):
+    """vLLM engines, each in its own Ray actor."""
+
+    type: Literal["vllm"] = "vllm"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    replicas: Annotated[int, Field(ge=1, le=1)] = 1
+    """Engines. One is supported now."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs of one engine."""
+    max_sequences: PositiveInt = 128
+    """Sequences that the engine decodes at the same time."""
+    kv_cache_mib: PositiveInt = 64
+    """Key-value cache on a CPU, MiB."""
+    gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.45
+    """Share of a GPU's memory that the engine may take."""
+    start_timeout_seconds: PositiveFloat = 600.0
+    request_timeout_seconds: PositiveFloat = 600.0
+    """Limit of one generated turn."""
+    canary_tolerance: PositiveFloat = 1e-3
+    """Largest mean difference of log-probs, engine against learner, after a weight update. bfloat16 needs about 0.1."""
+    threads: PositiveInt = 1
+    """CPU threads of an engine on a CPU."""

@@ -1,0 +1,189 @@
+"""From a TOML recipe and `--set key=value` to a `RunConfig`, with errors that name the key, the value and the nearest valid key."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from agentfly_lib.configs.run import RunConfig
+from agentfly_lib.errors import ConfigError
+
+__all__ = ["config_toml", "differing_keys", "load_config", "parse_overrides"]
+
+
+def load_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads a recipe and applies overrides such as `optim.lr=1e-4`; relative data paths stay relative to the working folder.
+
+    Raises `ConfigError` for anything that is wrong, listing every fault at once.
+    """
+    try:
+        text = recipe.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the recipe {recipe}: {error.strerror}. {_known_recipes(recipe)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the recipe {recipe} is not UTF-8 text: {error}") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the recipe {recipe} is not valid TOML: {error}") from error
+    for key, value in parse_overrides(overrides):
+        _assign(values, key, value)
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        faults = "\n".join(f"  - {_explain(fault)}" for fault in error.errors())
+        raise ConfigError(f"{recipe}: the config cannot be used\n{faults}") from error
+
+
+def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
+    """Splits `key=value`; the value is read as TOML, and as plain text where it is not TOML."""
+    pairs: list[tuple[str, Any]] = []
+    for override in overrides:
+        key, separator, raw = override.partition("=")
+        key = key.strip()
+        if not separator or not key or not all(key.split(".")):
+            raise ConfigError(f"--set {override!r}: write it as key=value, for example --set optim.lr=1e-4")
+        try:
+            value = tomllib.loads(f"value = {raw}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = raw
+        pairs.append((key, value))
+    return pairs
+
+
+def config_toml(config: BaseModel) -> str:
+    """The resolved config as TOML; keys that are unset are left out. Reading it back gives an equal config."""
+    return tomli_w.dumps(_without_none(config.model_dump(mode="json")))
+
+
+def differing_keys(old: RunConfig, new: RunConfig) -> list[str]:
+    """`key: old -> new` for every key that differs, sorted by key."""
+    before, after = _flatten(old.model_dump(mode="json")), _flatten(new.model_dump(mode="json"))
+    return [
+        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
+
+
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    *path, leaf = key.split(".")
+    node = values
+    for depth, part in enumerate(path):
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {key}: {'.'.join(path[: depth + 1])} is the value {child!r}, not a table")
+        node = child
+    node[leaf] = value
+
+
+def _explain(fault: ErrorDetails) -> str:
+    location = [str(part) for part in fault["loc"]]
+    location = _without_tags(location)
+    key = ".".join(location)
+    if fault["type"] == "extra_forbidden":
+        valid = _valid_keys(location[:-1])
+        near = difflib.get_close_matches(location[-1], valid, n=1, cutoff=0.5)
+        elsewhere = [path for path in _all_keys() if path.rsplit(".", 1)[-1] == location[-1]]
+        if elsewhere:
+            hint = f"did you mean {' or '.join(elsewhere)}?"
+        elif near:
+            hint = f"did you mean {'.'.join([*location[:-1], near[0]])}?"
+        else:
+            hint = f"valid keys here: {', '.join(valid)}"
+        return f"unknown key {key} (value {fault['input']!r}): {hint}"
+    if fault["type"] == "missing":
+        return f"{key} is required and not set"
+    message = fault["msg"].removeprefix("Value error, ")
+    if not key:
+        return message
+    return f"{key} = {_short(fault['input'])}: {message}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _models_at(path: Sequence[str]) -> list[type[BaseModel]]:
+    """The config classes that may stand at a path of keys (several where variants are possible)."""
+    models: list[type[BaseModel]] = [RunConfig]
+    for part in path:
+        found: list[type[BaseModel]] = []
+        for model in models:
+            if part in model.model_fields:
+                found += _config_classes(model.model_fields[part].annotation)
+        models = found
+    return models
+
+
+def _config_classes(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _config_classes(argument)]
+
+
+def _valid_keys(path: Sequence[str]) -> list[str]:
+    return sorted({key for model in _models_at(path) for key in model.model_fields})
+
+
+def _all_keys() -> list[str]:
+    def walk(model: type[BaseModel], prefix: str) -> Iterable[str]:
+        for key, info in model.model_fields.items():
+            children = _config_classes(info.annotation)
+            if not children:
+                yield prefix + key
+            for child in children:
+                yield from walk(child, f"{prefix}{key}.")
+
+    return sorted(set(walk(RunConfig, "")))
+
+
+def _without_tags(location: Sequence[str]) -> list[str]:
+    """Drops the discriminator values that pydantic puts into an error's location."""
+    kept: list[str] = []
+    for part in location:
+        models = _models_at(kept)
+        tags = {
+            str(argument)
+            for model in models
+            if "type" in model.model_fields
+            for argument in get_args(model.model_fields["type"].annotation)
+        }
+        is_key = any(part in model.model_fields for model in models)
+        if not is_key and part in tags and len(models) > 1:
+            continue
+        kept.append(part)
+    return kept
+
+
+def _known_recipes(recipe: Path) -> str:
+    folder = recipe.parent if recipe.parent.is_dir() else Path("recipes")
+    names = sorted(str(path) for path in folder.glob("*.toml"))
+    return f"Recipes there: {', '.join(names)}" if names else "There is no recipe in that folder"
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_none(item) for item in value]
+    return value
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat.update(_flatten(item, f"{prefix}.{key}" if prefix else str(key)))
+    return flat
+
+

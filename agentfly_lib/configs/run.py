@@ -1,0 +1,192 @@
+"""A whole recipe: `RunConfig` is the one parameter of the training flow, the command line, and the form in the Prefect page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from agentfly_lib.configs.agent import AgentConfig
+from agentfly_lib.configs.algorithm import AlgorithmConfig, OptimConfig
+from agentfly_lib.configs.base import Config
+from agentfly_lib.configs.data import DataConfig
+from agentfly_lib.configs.inference import InferenceConfig, SamplingConfig
+from agentfly_lib.configs.model import ModelConfig
+
+__all__ = [
+    "CheckpointConfig",
+    "EvaluationConfig",
+    "LearnerConfig",
+    "RayConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "RunSection",
+    "TrackingConfig",
+]
+
+
+class RunSection(Config):
+    """Identity and length of the run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    """Folder of the run under `root`, and its name in MLflow."""
+    root: Path = Path("runs")
+    """Folder of all runs; MLflow's and Prefect's local stores lie here too."""
+    steps: PositiveInt = 100
+    seed: int = 0
+    """Seed of sampling and of the order of problems."""
+
+    @property
+    def directory(self) -> Path:
+        return self.root / self.name
+
+
+class RolloutConfig(Config):
+    """How trajectories are collected."""
+
+    problems_per_step: PositiveInt = 16
+    chains: PositiveInt = 8
+    """Trajectories per problem (the group)."""
+    sampling: SamplingConfig = SamplingConfig()
+    max_turn_tokens: PositiveInt = 512
+    """Tokens the policy may sample in one turn."""
+    max_sampled_tokens: PositiveInt = 2048
+    """Tokens the policy may sample in one trajectory."""
+    max_prompt_tokens: PositiveInt = 1024
+    """Longest first prompt; a longer one is refused when the dataset is prepared."""
+    context_length: PositiveInt = 4096
+    """Tokens of one segment, prompt included; the engine is started with this length."""
+    max_concurrency: PositiveInt = 128
+    """Chains in flight at the same time."""
+    chain_timeout_seconds: PositiveFloat = 600.0
+    """Limit of one trajectory, from its first prompt to its end."""
+    stage_timeout_seconds: PositiveFloat = 3600.0
+    """Limit of one whole collection; what is not done by then is dropped, and counted."""
+    retries: NonNegativeInt = 1
+    """Tries after the first when a chain fails for an infrastructure reason."""
+    max_consecutive_failures: PositiveInt = 16
+    """So many infrastructure failures in a row end the collection as an outage instead of going on."""
+    flush_seconds: PositiveFloat = 0.25
+    """A finished group is on disk at most this much later."""
+    groups_per_part: PositiveInt = 64
+    """Largest number of groups in one shard part."""
+
+
+class LearnerConfig(Config):
+    """DeepSpeed ranks, each in its own Ray actor."""
+
+    ranks: PositiveInt = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    microbatch_tokens: PositiveInt = 8192
+    """Token budget of one packed forward pass; a longer sample goes alone."""
+    logit_chunk_tokens: PositiveInt = 4096
+    """Loss tokens whose logits exist at the same time."""
+    gradient_checkpointing: bool = False
+    threads: PositiveInt = 1
+    """CPU threads of a rank on a CPU."""
+    max_nonfinite_steps: PositiveInt = 3
+    """So many updates in a row with a non-finite loss or gradient end the run."""
+    start_timeout_seconds: PositiveFloat = 600.0
+    update_timeout_seconds: PositiveFloat = 3600.0
+
+
+class EvaluationConfig(Config):
+    """Held-out evaluation; the starting policy is always the baseline row."""
+
+    every_steps: NonNegativeInt = 10
+    """0 evaluates only the start and the end."""
+    samples: PositiveInt = 4
+    """Sampled trajectories per problem, for pass@k up to this k."""
+    greedy: bool = True
+    """Evaluate one greedy trajectory per problem too."""
+    sampling: SamplingConfig = SamplingConfig()
+
+
+class CheckpointConfig(Config):
+    """What is kept."""
+
+    every_steps: PositiveInt = 10
+    """The last step is always saved."""
+    keep_last: PositiveInt = 2
+
+
+class TrackingConfig(Config):
+    """MLflow."""
+
+    uri: str | None = None
+    """Tracking server; unset means MLFLOW_TRACKING_URI if that is set, else SQLite at `<run.root>/mlflow.db`."""
+    experiment: str = "agentfly"
+    sample_trajectories: NonNegativeInt = 4
+    """Trajectories of a step that are logged readably, as a table and as traces."""
+    trace_every_steps: PositiveInt = 10
+
+
+class RayConfig(Config):
+    """Where the long-lived actors live."""
+
+    address: str | None = None
+    """A cluster to join; unset starts Ray on this machine for the time of the run."""
+    object_store_mib: Annotated[int, Field(ge=80)] = 200
+
+
+class RunConfig(Config):
+    """Everything that defines a training run."""
+
+    run: RunSection
+    model: ModelConfig
+    data: DataConfig
+    agent: AgentConfig = AgentConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    inference: InferenceConfig = InferenceConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optim: OptimConfig = OptimConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    ray: RayConfig = RayConfig()
+
+    @field_validator("rollout")
+    @classmethod
+    def _exact_logprobs(cls, rollout: RolloutConfig) -> RolloutConfig:
+        if rollout.sampling.truncates:
+            raise ValueError(
+                "sampling: top_p < 1, top_k > 0 and min_p > 0 change the distribution that is sampled, so the recorded "
+                "log-probs would not be the policy's; training rollouts refuse them (set them under evaluation.sampling)"
+            )
+        return rollout
+
+    @model_validator(mode="after")
+    def _possible(self) -> RunConfig:
+        rollout, trajectories = self.rollout, self.rollout.problems_per_step * self.rollout.chains
+        if rollout.context_length <= rollout.max_prompt_tokens:
+            raise ValueError(
+                f"rollout.context_length={rollout.context_length} leaves no room after a prompt of "
+                f"rollout.max_prompt_tokens={rollout.max_prompt_tokens} tokens; raise the first or lower the second"
+            )
+        if rollout.max_turn_tokens > rollout.max_sampled_tokens:
+            raise ValueError(
+                f"rollout.max_turn_tokens={rollout.max_turn_tokens} is more than a trajectory may sample, "
+                f"rollout.max_sampled_tokens={rollout.max_sampled_tokens}"
+            )
+        if rollout.chains < 2:
+            raise ValueError("rollout.chains=1 gives every group an advantage of 0, nothing would be learnt; use 2 or more")
+        if trajectories % self.optim.minibatches:
+            raise ValueError(
+                f"optim.minibatches={self.optim.minibatches} does not divide the {trajectories} trajectories of a step "
+                f"(rollout.problems_per_step={rollout.problems_per_step} x rollout.chains={rollout.chains})"
+            )
+        if (trajectories // self.optim.minibatches) % self.learner.ranks:
+            raise ValueError(
+                f"learner.ranks={self.learner.ranks} does not divide a minibatch of "
+                f"{trajectories // self.optim.minibatches} trajectories"
+            )
+        train = getattr(self.data, "train_problems", None)
+        if train is not None and train < rollout.problems_per_step:
+            raise ValueError(
+                f"data.train_problems={train} is fewer than rollout.problems_per_step={rollout.problems_per_step}"
+            )
+        return self

@@ -1,0 +1,266 @@
+"""The vocabulary of a rollout: problems, turns, segments, trajectories, groups, and what training makes of them.
+
+Values are frozen; arrays are numpy and must be treated as read-only. A worked example of one segment, an agent that
+calls a tool once (`S` marks what the policy sampled, mask 1; everything else has mask 0 and log-prob NaN):
+
+    text       <|im_start|>user…assistant\\n | <tool_call>…</tool_call><|im_end|> | \\n<|im_start|>user…assistant\\n | 4<|im_end|>
+    tokens     prompt (11)                  | S S S S S S S S S S S S (12)      | bridge: tool result (9)          | S S (2)
+    loss_mask  0 x 11                       | 1 x 12                            | 0 x 9                            | 1 x 2
+    turns                                   | Turn(11, 23, sampled)             | Turn(23, 32, tool result)        | Turn(32, 34, sampled)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Batch",
+    "FailureKind",
+    "Failure",
+    "FinishReason",
+    "Message",
+    "Outcome",
+    "Problem",
+    "Segment",
+    "StopReason",
+    "TrainingSample",
+    "Trajectory",
+    "TrajectoryGroup",
+    "Turn",
+]
+
+Message = dict[str, Any]
+"""One chat message: `role`, `content`, and what the template knows besides (`tool_call_id`, `name`)."""
+
+IntArray = npt.NDArray[np.int32]
+MaskArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended."""
+
+    FINISHED = "finished"
+    """The agent gave its final answer (or called a tool that finishes)."""
+    MAX_TURNS = "max_turns"
+    """The turn limit was reached while the agent still wanted to act."""
+    MAX_TOKENS = "max_tokens"
+    """A turn or the trajectory ran out of tokens it may sample."""
+    CONTEXT_FULL = "context_full"
+    """The next prompt would not leave room to generate in the model's context."""
+    NO_TOOL_CALL = "no_tool_call"
+    """The agent had to act through a tool and did not."""
+    FAILED = "failed"
+    """Something other than the policy broke; see `Trajectory.failure`."""
+
+    @property
+    def truncated(self) -> bool:
+        """Cut by a limit rather than ended by the agent."""
+        return self in (StopReason.MAX_TURNS, StopReason.MAX_TOKENS, StopReason.CONTEXT_FULL)
+
+
+class FinishReason(StrEnum):
+    """Why the engine stopped generating one turn."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class FailureKind(StrEnum):
+    """Who is to blame for a failed trajectory; decides about retries and what enters the loss."""
+
+    POLICY = "policy"
+    TOOL = "tool"
+    ENVIRONMENT = "environment"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class Outcome(StrEnum):
+    """How one requested trajectory ended in the ledger: exactly one of these."""
+
+    SCORED = "scored"
+    TRUNCATED = "truncated"
+    FAILED = "failed"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What broke, and where."""
+
+    kind: FailureKind
+    message: str
+    """One line that names the culprit."""
+    where: str
+    """The stage of the chain: `generate`, `tool:<name>`, `prompt`, `reward:<name>`, ..."""
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One dataset row. Columns other than the conversation reach tools and rewards by name."""
+
+    id: str
+    """Stable over runs: a content hash, or the row's own `id` column."""
+    messages: tuple[Message, ...]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A span of a segment, `[start, end)`: what the policy sampled, or what came back to it."""
+
+    message: Message
+    start: int
+    end: int
+    sampled: bool
+    finish: FinishReason | None = None
+    """Set on sampled turns only."""
+    policy_version: int | None = None
+    """Version of the weights that sampled the turn's first token; set on sampled turns only."""
+    seconds: float = 0.0
+    """Wall seconds of generation, or of the tools that made this turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segment:
+    """One append-only stretch of tokens: every turn's prompt is a prefix of what follows."""
+
+    token_ids: IntArray  # [T]
+    loss_mask: MaskArray  # [T]  True exactly where the policy sampled
+    logprobs: FloatArray  # [T]  of the engine's processed distribution; NaN where the mask is False
+    turns: tuple[Turn, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.token_ids), len(self.loss_mask), len(self.logprobs)}
+        if len(lengths) != 1:
+            raise ValueError(
+                f"a segment needs as many mask entries and log-probs as tokens: {len(self.token_ids)} tokens, "
+                f"{len(self.loss_mask)} mask entries, {len(self.logprobs)} log-probs"
+            )
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Segment):
+            return NotImplemented
+        return (
+            np.array_equal(self.token_ids, other.token_ids)
+            and np.array_equal(self.loss_mask, other.loss_mask)
+            and np.array_equal(self.logprobs, other.logprobs, equal_nan=True)
+            and self.turns == other.turns
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled."""
+        return int(self.loss_mask.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One chain from the first prompt to its end. `reward` is None until it is scored, and stays None if it cannot be."""
+
+    id: str
+    """`<group_id>/<chain>`"""
+    problem_id: str
+    group_id: str
+    chain: int
+    segments: tuple[Segment, ...]
+    stop: StopReason
+    attempt: int = 0
+    env_reward: float | None = None
+    reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Seconds and counts of this chain: `generate_seconds`, `tool_seconds`, `tool_calls`, `tool_errors`, ..."""
+    failure: Failure | None = None
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Every turn's message in order, over all segments (the first prompt is the problem's)."""
+        return tuple(turn.message for segment in self.segments for turn in segment.turns)
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(segment.num_sampled for segment in self.segments)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns that the policy sampled."""
+        return sum(turn.sampled for segment in self.segments for turn in segment.turns)
+
+    @property
+    def final_response(self) -> str:
+        """Text of the last sampled turn, empty if there is none."""
+        sampled = [turn for segment in self.segments for turn in segment.turns if turn.sampled]
+        return str(sampled[-1].message.get("content") or "") if sampled else ""
+
+    @property
+    def policy_version(self) -> int:
+        """Oldest version of the weights that sampled one of its turns; -1 if none did."""
+        versions = [
+            turn.policy_version
+            for segment in self.segments
+            for turn in segment.turns
+            if turn.policy_version is not None
+        ]
+        return min(versions, default=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryGroup:
+    """The chains of one problem; advantages compare them with each other."""
+
+    id: str
+    """`<step>-<index of the problem within the step>`, unique within a run's training steps."""
+    problem: Problem
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingSample:
+    """One segment as the learner sees it."""
+
+    trajectory_id: str
+    token_ids: IntArray  # [T]
+    loss_mask: MaskArray  # [T]
+    rollout_logprobs: FloatArray  # [T]  NaN where the mask is False, or where the engine gave none
+    advantages: FloatArray  # [T]  0 where the mask is False
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """Samples laid end to end in one row of tokens; `position_ids` restart at 0 with every sample.
+
+    Per-token arrays are aligned with `token_ids`: entry t speaks of the probability of token t given those before it
+    in its own sample, so the first token of a sample is never trained on.
+    """
+
+    token_ids: npt.NDArray[np.int64]  # [T]
+    position_ids: npt.NDArray[np.int64]  # [T]
+    boundaries: npt.NDArray[np.int32]  # [samples + 1]  cumulative sample lengths, from 0 to T (excluding padding)
+    loss_mask: MaskArray  # [T]
+    rollout_logprobs: FloatArray  # [T]
+    advantages: FloatArray  # [T]
+    sample_index: IntArray  # [samples]  which sample of the step each one is
+    num_loss_tokens: int
+    """Loss tokens of this micro-batch. The denominator of the loss is the GLOBAL count, given to the loss separately."""
+
