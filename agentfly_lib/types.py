@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "RESERVED_COLUMNS",
     "Batch",
     "FailureKind",
     "Failure",
@@ -37,6 +38,11 @@ __all__ = [
 
 Message = dict[str, Any]
 """One chat message: `role`, `content`, and what the template knows besides (`tool_call_id`, `name`)."""
+
+RESERVED_COLUMNS: frozenset[str] = frozenset(
+    {"context", "env_reward", "final_response", "messages", "prediction", "problem", "reward", "trajectory"}
+)
+"""Names that rewards and tools get from the rollout itself; a dataset may not have a free column of that name."""
 
 IntArray = npt.NDArray[np.int32]
 MaskArray = npt.NDArray[np.bool_]
