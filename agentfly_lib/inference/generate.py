@@ -1,0 +1,70 @@
+"""The one thing a rollout asks of a model: token ids in, sampled token ids and their log-probs out.
+
+`Generate` is a small protocol, so that a chain runs alike on a vLLM engine behind Ray (`RayGenerate`), on one in the
+same process (`VllmEngine`), and on a scripted policy in tests (`ScriptedGenerate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agentfly_lib.configs.inference import SamplingConfig
+from agentfly_lib.types import FinishReason
+
+__all__ = ["Generate", "Generation", "GenerationRequest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One turn to sample."""
+
+    request_id: str
+    """Names the request in logs and errors; need not be unique (a retry may reuse it)."""
+    token_ids: Sequence[int]  # [P]
+    """The whole prompt, earlier turns included. Never empty."""
+    max_tokens: int
+    """Largest number of tokens to sample, at least 1."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    seed: int | None = None
+    """Seed of this request alone (63 bits): the same request with the same seed gives the same tokens, whatever else
+    is in flight. None draws from the engine's own generator."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Sampling ends with any of these; the one that was sampled is kept as the last token of the generation."""
+    greedy: bool = False
+    """Take the most probable token each time. `sampling` and `seed` are then ignored, and the log-probs are those of
+    the unscaled distribution (temperature 1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What was sampled."""
+
+    token_ids: list[int]  # [S]  includes the stop token that was sampled, if one was
+    logprobs: list[float]  # [S]  of each sampled token, under the distribution it was drawn from (after temperature)
+    finish: FinishReason
+    """`STOP` after a stop token, `LENGTH` at `max_tokens` or at the end of the engine's context."""
+    policy_version: int
+    """Version of the weights that sampled the first token."""
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were found in the engine's prefix cache."""
+    seconds: float = 0.0
+    """Wall seconds from the request to its end, in the engine's process."""
+
+
+class Generate(Protocol):
+    """Samples one turn."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Sample one turn for `request`.
+
+        Cancelling the awaiting task aborts the request in the engine.
+
+        Raises:
+            InfrastructureError: the engine died, cannot be reached, or took longer than its time limit
+                (`where="generate"`); the chain may be retried.
+            ValueError: the request cannot be served as it is (an empty prompt, `max_tokens` below 1, a prompt that
+                leaves no room in the engine's context).
+        """
+        ...
