@@ -1,0 +1,61 @@
+# Everything a person types. `make demo` and `make test` set up what they need on a fresh machine.
+PYTHON      ?= python3.11
+VENV        := .venv
+BIN         := $(VENV)/bin
+STAMP       := $(VENV)/.installed
+LOCK        := requirements/cpu.lock
+TORCH       := torch==2.13.0+cpu
+# Where the CPU build of torch is taken from when pip does not already know a folder that has it.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+FIND_LINKS   = $(shell $(BIN)/pip config get global.find-links 2>/dev/null)
+
+# One thread each for engine, learner and driver: more only contend on small machines.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast check format bench serve clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## create .venv with the tested set of packages
+
+$(STAMP): $(LOCK) pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed; install it, or name another: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "the CPU set is locked for Python 3.11, and $(PYTHON) is another; name one: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.9
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps "$(TORCH)" \
+	  || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --index-url $(TORCH_INDEX) "$(TORCH)"
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode --no-deps $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -r $(LOCK)
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
+	@touch $@
+
+demo: $(STAMP) ## watch a small model learn to use a calculator (minutes, no GPU)
+	$(BIN)/agentfly train recipes/demo.toml $(ARGS)
+
+test: $(STAMP) ## run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(STAMP) ## run the tests that take milliseconds
+	$(BIN)/python -m pytest -m "not stack and not slow" $(ARGS)
+
+check: $(STAMP) ## formatting, lint, types, import direction
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## rewrite formatting, fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## measure: every benchmark, as ratios within one run
+	$(BIN)/python -m benchmarks $(ARGS)
+
+serve: $(STAMP) ## the Prefect and MLflow pages over runs/
+	$(BIN)/agentfly ui $(ARGS)
+
+clean: ## remove the environment and caches (never runs/)
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
