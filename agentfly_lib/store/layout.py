@@ -1,0 +1,118 @@
+"""Where everything of a run lies.
+
+    <run>/config.toml                                the resolved recipe
+          run.lock, run.owner.json                   who is using the directory
+          steps/000012/                              a `StepDirectory`
+              rollouts/part-00003.arrow, MANIFEST.json
+              scores/part-00003.arrow, MANIFEST.json
+              update.json
+          evaluations/000012/sampled/                a `StepDirectory` too, with report.json
+          checkpoints/000012/
+
+These classes only name paths; they touch no disk except to list what is there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["RunDirectory", "StepDirectory", "part_name"]
+
+_MANIFEST = "MANIFEST.json"
+_NUMBER = re.compile(r"\d{6,}")
+
+
+def part_name(index: int) -> str:
+    """File name of a step's part."""
+    return f"part-{index:05d}.arrow"
+
+
+@dataclass(frozen=True, slots=True)
+class StepDirectory:
+    """One collection and what was made of it: a training step, or one evaluation of one policy version."""
+
+    path: Path
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def rollout_manifest(self) -> Path:
+        return self.rollouts / _MANIFEST
+
+    @property
+    def scores(self) -> Path:
+        return self.path / "scores"
+
+    @property
+    def score_manifest(self) -> Path:
+        return self.scores / _MANIFEST
+
+    @property
+    def update_file(self) -> Path:
+        """Report of the update that this step's trajectories made."""
+        return self.path / "update.json"
+
+    @property
+    def report_file(self) -> Path:
+        """Report of an evaluation."""
+        return self.path / "report.json"
+
+    def archived_scores(self, reward: str) -> Path:
+        """A free directory for the scores of a reward that is being replaced."""
+        base = "scores-" + re.sub(r"[^A-Za-z0-9._-]+", "_", reward)
+        candidate, number = self.path / base, 2
+        while candidate.exists():
+            candidate, number = self.path / f"{base}-{number}", number + 1
+        return candidate
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """A run's directory. `RunDirectory(Path("runs/demo")).step(12).rollouts` is `runs/demo/steps/000012/rollouts`."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "run.lock"
+
+    @property
+    def owner_file(self) -> Path:
+        """Who holds the lock, for the message of the one who is refused."""
+        return self.path / "run.owner.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def checkpoint(self, version: int) -> Path:
+        return self.checkpoints / f"{version:06d}"
+
+    def step(self, number: int) -> StepDirectory:
+        return StepDirectory(self.path / "steps" / f"{number:06d}")
+
+    def steps(self) -> list[int]:
+        """Numbers of the steps that have a directory, ascending."""
+        return _numbers(self.path / "steps")
+
+    def evaluation(self, version: int, mode: str) -> StepDirectory:
+        """Evaluation of a policy version; `mode` is `sampled` or `greedy`."""
+        return StepDirectory(self.path / "evaluations" / f"{version:06d}" / mode)
+
+    def evaluations(self) -> list[int]:
+        """Policy versions that have an evaluation directory, ascending."""
+        return _numbers(self.path / "evaluations")
+
+
+def _numbers(directory: Path) -> list[int]:
+    if not directory.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in directory.iterdir() if entry.is_dir() and _NUMBER.fullmatch(entry.name))

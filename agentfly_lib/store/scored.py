@@ -1,0 +1,43 @@
+"""Rollouts joined with their rewards: what an update or a report starts from."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from agentfly_lib.errors import LedgerError, ShardError
+from agentfly_lib.store.layout import StepDirectory
+from agentfly_lib.store.manifest import iter_groups, read_rollout_manifest
+from agentfly_lib.store.scores import read_score_manifest, read_scores
+from agentfly_lib.types import Trajectory, TrajectoryGroup
+
+__all__ = ["load_scored_groups"]
+
+
+def load_scored_groups(directory: StepDirectory) -> list[TrajectoryGroup]:
+    """Every collected group with its rewards, ordered by group id and chain: the same list whatever finished first.
+
+    A trajectory that failed or could not be scored has `reward=None`. Raises `LedgerError` if the collection or the
+    scores are not complete, and `ShardError` if a file is damaged or scores speak of another part.
+    """
+    rollouts, scores = read_rollout_manifest(directory), read_score_manifest(directory)
+    if not (rollouts.complete and scores.complete):
+        stage = "scoring" if rollouts.complete else "the collection"
+        raise LedgerError(f"{directory.path}: {stage} is not complete; run the same command again to finish it")
+    by_name = {part.name: part for part in scores.parts}
+    groups: list[TrajectoryGroup] = []
+    for part, of_part in iter_groups(directory, rollouts):
+        score_part = by_name.get(part.name)
+        if score_part is None or score_part.rollouts_sha256 != part.sha256:
+            raise ShardError(
+                f"{directory.scores / part.name} does not score the present {directory.rollouts / part.name}"
+            )
+        rewards = {score.trajectory_id: score for score in read_scores(directory.scores / part.name, score_part)}
+        for group in of_part:
+            trajectories: list[Trajectory] = [
+                dataclasses.replace(
+                    trajectory, reward=rewards[trajectory.id].reward, reward_parts=rewards[trajectory.id].parts
+                )
+                for trajectory in sorted(group.trajectories, key=lambda each: each.chain)
+            ]
+            groups.append(dataclasses.replace(group, trajectories=tuple(trajectories)))
+    return sorted(groups, key=lambda group: group.id)

@@ -1,0 +1,280 @@
+"""Parts: the Arrow files that hold trajectories, one row each, under one fixed schema.
+
+Token columns are built from numpy values and offsets, so their cost is that of copying memory. A trajectory's segments
+lie end to end in its row and `segment_lengths` tells them apart. What has no fixed shape is JSON text (`turns`,
+`problem`, `metrics`, `failure`). Values come back bit for bit: NaN log-probs, -0.0, empty segments, any text.
+Rewards are not here but beside the part (`scores.py`); a part that is read has `reward=None` everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+
+from agentfly_lib.errors import ShardError
+from agentfly_lib.store.arrow import TableFile, TableKind, file_sha256, read_table, table_metadata, write_table
+from agentfly_lib.store.turns import (
+    dump_failure,
+    dump_json,
+    dump_problem,
+    dump_turns,
+    load_failure,
+    load_problem,
+    load_turns,
+)
+from agentfly_lib.types import Problem, Segment, StopReason, Trajectory, TrajectoryGroup, Turn
+
+__all__ = ["ROLLOUTS", "PartIndex", "PartInfo", "inspect_part", "read_index", "read_part", "write_part"]
+
+ROLLOUTS = TableKind(
+    name="rollouts",
+    version=1,
+    schema=pa.schema(
+        [
+            ("id", pa.string()),
+            ("problem_id", pa.string()),
+            ("group_id", pa.string()),
+            ("chain", pa.int32()),
+            ("step", pa.int32()),
+            ("attempt", pa.int32()),
+            ("policy_version", pa.int32()),  # oldest that sampled one of its turns, -1 if none did
+            ("stop", pa.string()),
+            ("failure_kind", pa.string()),  # for queries; `failure` is what is read back
+            ("failure", pa.string()),  # JSON
+            ("env_reward", pa.float64()),
+            ("metrics", pa.string()),  # JSON
+            ("segment_lengths", pa.list_(pa.int32())),
+            ("token_ids", pa.list_(pa.int32())),
+            ("loss_mask", pa.list_(pa.bool_())),
+            ("logprobs", pa.list_(pa.float32())),
+            ("turns", pa.string()),  # JSON, a list per segment
+            ("problem", pa.dictionary(pa.int32(), pa.string())),  # JSON, once per group
+        ]
+    ),
+)
+_INDEX_COLUMNS = ["id", "group_id", "chain", "stop"]
+
+
+class PartInfo(BaseModel):
+    """How a manifest knows a part."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    groups: tuple[str, ...]
+    rows: int
+    sha256: str
+    bytes: int
+
+    @property
+    def file(self) -> TableFile:
+        return TableFile(rows=self.rows, sha256=self.sha256, bytes=self.bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartIndex:
+    """Identity of a part's trajectories, row by row, without their tokens."""
+
+    ids: tuple[str, ...]
+    group_ids: tuple[str, ...]
+    chains: tuple[int, ...]
+    stops: tuple[StopReason, ...]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Group ids in order of first appearance."""
+        return tuple(dict.fromkeys(self.group_ids))
+
+
+def write_part(path: Path, groups: Sequence[TrajectoryGroup], *, step: int, attempt: int = 0) -> PartInfo:
+    """Writes groups as one part, durably; returns how to recognise it.
+
+    `attempt` counts how often the collection was started. Raises `ShardError` if the file system refuses, `ValueError`
+    for a group without trajectories or a group id that stands twice, `TypeError` for values that JSON cannot carry.
+    """
+    _check_groups(groups)
+    table = _encode(groups, step=step)
+    written = write_table(path, table, ROLLOUTS, {"step": str(step), "attempt": str(attempt)})
+    return PartInfo(
+        name=path.name,
+        groups=tuple(group.id for group in groups),
+        rows=written.rows,
+        sha256=written.sha256,
+        bytes=written.bytes,
+    )
+
+
+def read_part(path: Path, expected: PartInfo | None = None) -> list[TrajectoryGroup]:
+    """Reads groups in the order they were written, chains in their order; `reward` is None throughout.
+
+    Arrays are read-only views of one buffer. Raises `ShardError` naming the file if it is missing, truncated, of
+    another version, or differs from what is expected.
+    """
+    table = read_table(path, ROLLOUTS, None if expected is None else expected.file)
+    groups = _decode(path, table)
+    if expected is not None and tuple(group.id for group in groups) != expected.groups:
+        raise ShardError(f"{path} does not hold the groups that its manifest lists")
+    return groups
+
+
+def read_index(path: Path, expected: PartInfo | None = None) -> PartIndex:
+    """Like `read_part`, with the same checks, but decodes only who the trajectories are and how they stopped."""
+    table = read_table(path, ROLLOUTS, None if expected is None else expected.file).select(_INDEX_COLUMNS)
+    ids, group_ids, chains, stops = (column.to_pylist() for column in table.columns)
+    index = PartIndex(
+        ids=tuple(ids), group_ids=tuple(group_ids), chains=tuple(chains), stops=tuple(map(StopReason, stops))
+    )
+    if expected is not None and index.groups != expected.groups:
+        raise ShardError(f"{path} does not hold the groups that its manifest lists")
+    return index
+
+
+def inspect_part(path: Path, *, step: int) -> PartInfo:
+    """Recognises a part that no manifest lists yet. Raises `ShardError` if it is unreadable or of another step."""
+    table = read_table(path, ROLLOUTS)
+    found = table_metadata(table).get("step")
+    if found != str(step):
+        raise ShardError(f"{path} was written for step {found}, not for step {step}; move it away")
+    groups = tuple(dict.fromkeys(table.column("group_id").to_pylist()))
+    return PartInfo(
+        name=path.name, groups=groups, rows=table.num_rows, sha256=file_sha256(path), bytes=path.stat().st_size
+    )
+
+
+def _check_groups(groups: Sequence[TrajectoryGroup]) -> None:
+    seen: set[str] = set()
+    for group in groups:
+        if group.id in seen:
+            raise ValueError(f"group {group.id} stands twice in one part")
+        seen.add(group.id)
+        if not group.trajectories:
+            raise ValueError(f"group {group.id} has no trajectories; record it as dropped instead")
+        strangers = [trajectory.id for trajectory in group.trajectories if trajectory.group_id != group.id]
+        if strangers:
+            raise ValueError(f"group {group.id} holds trajectories of another group: {', '.join(strangers)}")
+
+
+def _encode(groups: Sequence[TrajectoryGroup], *, step: int) -> pa.Table:
+    rows = [trajectory for group in groups for trajectory in group.trajectories]
+    segments = [segment for row in rows for segment in row.segments]
+    segment_counts = _offsets(len(row.segments) for row in rows)
+    tokens = _offsets(sum(len(segment) for segment in row.segments) for row in rows)
+    lengths = np.fromiter((len(segment) for segment in segments), dtype=np.int32, count=len(segments))
+    columns: dict[str, pa.Array] = {
+        "id": pa.array([row.id for row in rows], pa.string()),
+        "problem_id": pa.array([row.problem_id for row in rows], pa.string()),
+        "group_id": pa.array([row.group_id for row in rows], pa.string()),
+        "chain": pa.array([row.chain for row in rows], pa.int32()),
+        "step": pa.array(np.full(len(rows), step, dtype=np.int32)),
+        "attempt": pa.array([row.attempt for row in rows], pa.int32()),
+        "policy_version": pa.array([row.policy_version for row in rows], pa.int32()),
+        "stop": pa.array([row.stop.value for row in rows], pa.string()),
+        "failure_kind": pa.array([row.failure and row.failure.kind.value for row in rows], pa.string()),
+        "failure": pa.array([dump_failure(row.failure) for row in rows], pa.string()),
+        "env_reward": pa.array([row.env_reward for row in rows], pa.float64()),
+        "metrics": pa.array([dump_json(dict(row.metrics), f"metrics of {row.id}") for row in rows], pa.string()),
+        "segment_lengths": pa.ListArray.from_arrays(segment_counts, pa.array(lengths)),
+        "token_ids": _list_column(tokens, [segment.token_ids for segment in segments], np.int32),
+        "loss_mask": _list_column(tokens, [segment.loss_mask for segment in segments], np.bool_),
+        "logprobs": _list_column(tokens, [segment.logprobs for segment in segments], np.float32),
+        "turns": pa.array(
+            [dump_turns([segment.turns for segment in row.segments], row.id) for row in rows], pa.string()
+        ),
+        "problem": _problem_column(groups),
+    }
+    return pa.Table.from_arrays([columns[name] for name in ROLLOUTS.schema.names], schema=ROLLOUTS.schema)
+
+
+def _offsets(counts: Iterable[int]) -> pa.Array:
+    ends = np.cumsum(np.fromiter(counts, dtype=np.int64), dtype=np.int64)
+    if len(ends) and ends[-1] > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"a part can hold {np.iinfo(np.int32).max} tokens, these groups have {ends[-1]}; write smaller parts"
+        )
+    return pa.array(np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32))
+
+
+def _list_column(offsets: pa.Array, values: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> pa.ListArray:
+    flat = np.concatenate([np.empty(0, dtype), *values], dtype=dtype, casting="same_kind")
+    return pa.ListArray.from_arrays(offsets, pa.array(flat, from_pandas=False))
+
+
+def _problem_column(groups: Sequence[TrajectoryGroup]) -> pa.DictionaryArray:
+    indices = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.trajectories) for group in groups])
+    return pa.DictionaryArray.from_arrays(
+        pa.array(indices, pa.int32()), pa.array([dump_problem(group.problem) for group in groups], pa.string())
+    )
+
+
+class _Tokens:
+    """The numeric list columns of a table, cut into segments on demand."""
+
+    def __init__(self, path: Path, table: pa.Table) -> None:
+        self._token_ids, self._starts = _flat(table, "token_ids")
+        self._loss_mask, mask_starts = _flat(table, "loss_mask")
+        self._logprobs, logprob_starts = _flat(table, "logprobs")
+        self._lengths, self._segment_starts = _flat(table, "segment_lengths")
+        if not (np.array_equal(self._starts, mask_starts) and np.array_equal(self._starts, logprob_starts)):
+            raise ShardError(f"{path}: tokens, loss mask and log-probs have different lengths")
+        cumulative = np.concatenate([[0], np.cumsum(self._lengths, dtype=np.int64)])
+        if not np.array_equal(cumulative[self._segment_starts], self._starts):
+            raise ShardError(f"{path}: the segment lengths do not add up to the tokens")
+        self._bounds = cumulative
+
+    def segments(self, row: int, turns: Sequence[tuple[Turn, ...]]) -> tuple[Segment, ...]:
+        first, last = self._segment_starts[row], self._segment_starts[row + 1]
+        return tuple(
+            Segment(
+                token_ids=self._token_ids[start:end],
+                loss_mask=self._loss_mask[start:end],
+                logprobs=self._logprobs[start:end],
+                turns=of_segment,
+            )
+            for start, end, of_segment in zip(
+                self._bounds[first:last], self._bounds[first + 1 : last + 1], turns, strict=True
+            )
+        )
+
+
+def _flat(table: pa.Table, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    """Values `[sum of lengths]` and offsets `[rows + 1]` of a list column."""
+    column = table.column(name).combine_chunks()
+    values = column.values.to_numpy(zero_copy_only=False)
+    values.flags.writeable = False
+    return values, column.offsets.to_numpy()
+
+
+def _decode(path: Path, table: pa.Table) -> list[TrajectoryGroup]:
+    tokens = _Tokens(path, table)
+    # A problem's text stands once per group in the dictionary, and is parsed once.
+    column = table.column("problem").combine_chunks()
+    problems = [load_problem(text) for text in column.dictionary.to_pylist()]
+    problem_of_row = [problems[index] for index in column.indices.to_pylist()]
+    rows = table.drop_columns(["token_ids", "loss_mask", "logprobs", "segment_lengths", "problem"]).to_pylist()
+    groups: dict[str, tuple[Problem, list[Trajectory]]] = {}
+    for number, row in enumerate(rows):
+        trajectory = Trajectory(
+            id=row["id"],
+            problem_id=row["problem_id"],
+            group_id=row["group_id"],
+            chain=row["chain"],
+            segments=tokens.segments(number, load_turns(row["turns"])),
+            stop=StopReason(row["stop"]),
+            attempt=row["attempt"],
+            env_reward=row["env_reward"],
+            metrics=json.loads(row["metrics"]),
+            failure=load_failure(row["failure"]),
+        )
+        groups.setdefault(trajectory.group_id, (problem_of_row[number], []))[1].append(trajectory)
+    return [
+        TrajectoryGroup(id=group_id, problem=problem, trajectories=tuple(trajectories))
+        for group_id, (problem, trajectories) in groups.items()
+    ]
