@@ -1,0 +1,232 @@
+"""Checkpoints that are either complete or not there.
+
+    000012/
+        deepspeed/      optimizer and weights as the ranks hold them, one file per rank
+        hf/             config, tokenizer, `model.safetensors`: loads with `from_pretrained` and in vLLM
+        state.json      counters, and what must be equal to go on from here
+        MANIFEST.json   size and sha256 of every other file
+
+All of it is written beside the final name, flushed, and renamed: the rename is the commit. DeepSpeed's part is pickled,
+so nothing is read from a checkpoint whose files do not match its manifest, or that holds a file the manifest does not
+name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agentfly_lib.errors import ShardError
+from agentfly_lib.refs import CheckpointRef
+from agentfly_lib.store.atomic import sync_directory, write_json
+
+__all__ = [
+    "CheckpointState",
+    "copy_model_files",
+    "newest_checkpoint",
+    "prune",
+    "read_state",
+    "seal",
+    "staging_directory",
+    "verify_checkpoint",
+]
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+MANIFEST = "MANIFEST.json"
+STATE = "state.json"
+_NAME = re.compile(r"\d{6,}")
+_STAGING = ".tmp"
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".onnx", ".index.json")
+
+
+class CheckpointState(BaseModel):
+    """`state.json`. The learner has no random state: what it computes is a function of weights, step and shards."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    format: int = FORMAT
+    policy_version: int
+    step: int
+    """Steps done; the next one trains on the problems of this step (the order of problems is a function of it)."""
+    samples_seen: int
+    tokens_seen: int
+    nonfinite_in_row: int
+    ranks: int
+    zero_stage: int
+    dtype: str
+    config_fingerprint: str
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int
+    files: tuple[_File, ...]
+
+
+def staging_directory(path: Path) -> Path:
+    """Where the checkpoint `path` is written before it is sealed."""
+    return path.with_name(path.name + _STAGING)
+
+
+def seal(path: Path, state: CheckpointState) -> CheckpointRef:
+    """Turns the complete staging directory of `path` into the checkpoint: state, manifest, flush, rename.
+
+    A checkpoint that already stands at `path` is replaced.
+    """
+    staging = staging_directory(path)
+    write_json(staging / STATE, state.model_dump())
+    files = []
+    for name in _files(staging):
+        size, digest = _hash_and_flush(staging / name)
+        files.append(_File(path=name, bytes=size, sha256=digest))
+    write_json(staging / MANIFEST, _Manifest(format=FORMAT, files=tuple(files)).model_dump())
+    for directory in [staging, *(item for item in staging.rglob("*") if item.is_dir())]:
+        sync_directory(directory)
+    if path.exists():
+        old = path.with_name(f"{path.name}.old{_STAGING}")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        staging.rename(path)
+        shutil.rmtree(old)
+    else:
+        staging.rename(path)
+    sync_directory(path.parent)
+    return _ref(path, state.policy_version)
+
+
+def newest_checkpoint(directory: Path) -> CheckpointRef | None:
+    """The complete checkpoint with the highest version, or None. Deletes what killed writers left behind.
+
+    Completeness is judged by manifest and file sizes; `verify_checkpoint` compares contents.
+    """
+    if not directory.is_dir():
+        return None
+    for leftover in directory.glob(f"*{_STAGING}"):
+        logger.info("removing the unfinished checkpoint %s", leftover)
+        shutil.rmtree(leftover)
+    for path in sorted(_checkpoints(directory), key=lambda item: int(item.name), reverse=True):
+        try:
+            _check_sizes(path)
+            return _ref(path, read_state(path).policy_version)
+        except ShardError as error:
+            logger.warning("ignoring the checkpoint %s: %s", path, error)
+    return None
+
+
+def verify_checkpoint(ref: CheckpointRef) -> None:
+    """Proves that this is the checkpoint that was named, bit by bit. Raises `ShardError` naming the file that is not."""
+    if _digest(ref.path) != ref.digest:
+        raise ShardError(
+            f"{ref.path / MANIFEST} is not the manifest that was named (expected sha256 {ref.digest[:12]}…); "
+            f"the checkpoint was replaced or damaged"
+        )
+    for file in _check_sizes(ref.path):
+        digest = _hash_and_flush(ref.path / file.path, flush=False)[1]
+        if digest != file.sha256:
+            raise ShardError(
+                f"{ref.path / file.path} does not match its checksum: {digest[:12]}… instead of {file.sha256[:12]}…; "
+                f"delete {ref.path} to go on from an older checkpoint"
+            )
+
+
+def read_state(path: Path) -> CheckpointState:
+    """`state.json` of a checkpoint. Raises `ShardError` if it is missing, damaged or of another format."""
+    try:
+        state = CheckpointState.model_validate_json((path / STATE).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ShardError(f"{path / STATE} cannot be read: {_first_line(error)}") from error
+    if state.format != FORMAT:
+        raise ShardError(f"{path / STATE} has format {state.format}, this program reads format {FORMAT}")
+    return state
+
+
+def prune(directory: Path, keep_last: int) -> list[Path]:
+    """Deletes all but the newest `keep_last` complete checkpoints; returns what was deleted."""
+    ordered = sorted(_checkpoints(directory), key=lambda item: int(item.name), reverse=True)
+    doomed = ordered[max(1, keep_last) :]
+    for path in doomed:
+        gone = staging_directory(path)  # renamed first: a killed deletion must not look like a checkpoint
+        path.rename(gone)
+        shutil.rmtree(gone)
+    return doomed
+
+
+def copy_model_files(source: Path, target: Path) -> None:
+    """Copies what a model directory holds besides weights: config, tokenizer, chat template."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in sorted(source.iterdir()):
+        if file.is_file() and not file.name.startswith(".") and not file.name.endswith(_WEIGHT_SUFFIXES):
+            shutil.copyfile(file, target / file.name)
+
+
+def _ref(path: Path, policy_version: int) -> CheckpointRef:
+    return CheckpointRef(path=path, policy_version=policy_version, digest=_digest(path))
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ShardError(f"{path / MANIFEST} cannot be read: {error.strerror}; {path} is not a checkpoint") from error
+
+
+def _check_sizes(path: Path) -> tuple[_File, ...]:
+    try:
+        values: Any = json.loads((path / MANIFEST).read_bytes())
+        manifest = _Manifest.model_validate(values)
+    except (OSError, ValueError) as error:
+        raise ShardError(f"{path / MANIFEST} cannot be read: {_first_line(error)}") from error
+    if manifest.format != FORMAT:
+        raise ShardError(f"{path / MANIFEST} has format {manifest.format}, this program reads format {FORMAT}")
+    for file in manifest.files:
+        item = path / file.path
+        if not item.is_file():
+            raise ShardError(f"{item} is missing")
+        if item.stat().st_size != file.bytes:
+            raise ShardError(f"{item} has {item.stat().st_size} bytes instead of {file.bytes}")
+    strangers = set(_files(path)) - {file.path for file in manifest.files} - {MANIFEST}
+    if strangers:
+        raise ShardError(f"{path / min(strangers)} does not belong to the checkpoint; remove it")
+    return manifest.files
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    return [item for item in directory.iterdir() if item.is_dir() and _NAME.fullmatch(item.name)]
+
+
+def _files(path: Path) -> list[str]:
+    return sorted(item.relative_to(path).as_posix() for item in path.rglob("*") if not item.is_dir())
+
+
+def _hash_and_flush(path: Path, *, flush: bool = True) -> tuple[int, str]:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if flush:
+                os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size, digest
+    except OSError as error:
+        raise ShardError(f"{path}: {error.strerror}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,191 @@
+"""DeepSpeed, set up so that one optimizer update is exactly one update of the global batch.
+
+What is special here, and why:
+
+- The number of micro-batches varies from update to update, so the accumulation boundary is set by hand and DeepSpeed's
+  own scaling by accumulation steps is off: the loss is already divided by the global number of trained tokens.
+- The optimizer is torch's AdamW: DeepSpeed's own would compile a C++ extension for minutes on a CPU.
+- `GuardedAdamW` refuses a step whose gradient is not finite on any rank, whatever the ZeRO stage does about it.
+- The gradient norm is computed here for stage 0, where DeepSpeed reports none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from agentfly_lib.configs import LearnerConfig, OptimConfig
+from agentfly_lib.training.policy import PolicyModule
+
+__all__ = ["GuardedAdamW", "TrainingEngine", "join_process_group", "leave_process_group", "process_environment"]
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+class GuardedAdamW(torch.optim.AdamW):
+    """AdamW that skips a step, on all ranks alike, if `veto` is set or any rank's gradient is not finite."""
+
+    veto: bool = False
+    skipped: bool = False
+    """Whether any call of `step` since the last `arm` was skipped."""
+
+    def arm(self, *, veto: bool) -> None:
+        """Call before the engine's step."""
+        self.veto, self.skipped = veto, False
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        device = self.param_groups[0]["params"][0].device
+        if self.veto or not _finite_everywhere(gradients, device):
+            self.skipped = True
+            return None
+        return super().step(closure)
+
+
+class TrainingEngine:
+    """A DeepSpeed engine around the policy: accumulate gradients over micro-batches, then one guarded step."""
+
+    def __init__(self, policy: PolicyModule, *, learner: LearnerConfig, optim: OptimConfig, device: torch.device) -> None:
+        import deepspeed
+
+        self.device = device
+        self.zero_stage = learner.zero_stage
+        self.optimizer = GuardedAdamW(
+            policy.parameters(),
+            lr=optim.lr,
+            betas=optim.betas,
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
+            fused=True,
+        )
+        self.deepspeed, *_ = deepspeed.initialize(
+            model=policy, optimizer=self.optimizer, config=_deepspeed_config(learner, optim)
+        )
+        self._reports_norm = self.deepspeed.optimizer is not self.optimizer
+        self._norm = 0.0
+
+    @property
+    def policy(self) -> PolicyModule:
+        """The module, without DeepSpeed around it. Under ZeRO 3 its parameters are empty outside of a forward pass."""
+        return self.deepspeed.module
+
+    def forward(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs with a graph, and entropies; see `PolicyModule`."""
+        return self.deepspeed(*arguments)
+
+    @torch.no_grad()
+    def measure(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same without a graph."""
+        self.deepspeed.eval()
+        try:
+            return self.deepspeed(*arguments)
+        finally:
+            self.deepspeed.train()
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Adds the loss's gradient; `last` marks the update's last micro-batch, where ranks exchange gradients."""
+        self.deepspeed.backward(loss, scale_wrt_gas=False)
+        if last and not self._reports_norm:
+            self._norm = _total_norm(self.deepspeed.module.parameters())
+
+    def begin(self, *, last: bool) -> None:
+        """Call before each micro-batch's forward pass."""
+        self.deepspeed.set_gradient_accumulation_boundary(last)
+
+    def step(self, rate: float, *, veto: bool) -> tuple[bool, float]:
+        """Clips and updates. Returns (whether it was applied, norm of the gradient before clipping)."""
+        for group in self.deepspeed.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.arm(veto=veto)
+        self.deepspeed.step()
+        norm = self.deepspeed.get_global_grad_norm() if self._reports_norm else self._norm
+        applied = self.deepspeed.was_step_applied() and not self.optimizer.skipped
+        return applied, float("nan") if norm is None else float(norm)
+
+    def save(self, directory: Path, tag: str) -> None:
+        """Collective: writes this rank's share of the training state."""
+        self.deepspeed.save_checkpoint(str(directory), tag=tag, save_latest=False)
+
+    def load(self, directory: Path, tag: str) -> None:
+        """Collective: the counterpart of `save`, for the same number of ranks and ZeRO stage."""
+        self.deepspeed.load_checkpoint(str(directory), tag=tag)
+
+    def close(self) -> None:
+        """Gives back what DeepSpeed registered (hooks, buffers)."""
+        self.deepspeed.destroy()
+
+
+def process_environment(*, device: str, threads: int) -> dict[str, str]:
+    """Environment variables that a learner process needs before torch and DeepSpeed are imported."""
+    environment = {
+        # A private folder: an interrupted build of another process leaves a lock there on which everyone would wait.
+        "TORCH_EXTENSIONS_DIR": str(Path(tempfile.gettempdir()) / f"agentfly-torch-extensions-{os.getuid()}"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if device == "cpu":
+        environment |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
+    return environment
+
+
+def join_process_group(*, rank: int, world: int, address: str, port: int, device: torch.device) -> None:
+    """Makes this process one of `world` ranks. Collective; one group per process and time."""
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", MASTER_ADDR=address, MASTER_PORT=str(port)
+    )
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # The shared-memory transport would be compiled on first use, for minutes.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # type: ignore[attr-defined]
+    deepspeed.init_distributed(
+        dist_backend="nccl" if device.type == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        timeout=COLLECTIVE_TIMEOUT,
+        rank=rank,
+        world_size=world,
+    )
+
+
+def leave_process_group() -> None:
+    """Ends this process's membership, if it has any."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _deepspeed_config(learner: LearnerConfig, optim: OptimConfig) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": optim.max_grad_norm,
+        "zero_optimization": {"stage": learner.zero_stage},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+    }
+    if learner.dtype == "bfloat16":
+        config["bf16"] = {"enabled": True}
+        if learner.zero_stage < 2:
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
+    return config
+
+
+def _finite_everywhere(gradients: list[torch.Tensor], device: torch.device) -> bool:
+    bad = torch.zeros(1, device=device)
+    if gradients and not bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
+        bad += 1
+    dist.all_reduce(bad)
+    return not bool(bad)
+
+
+def _total_norm(parameters: Iterable[torch.nn.Parameter]) -> float:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0

@@ -1,0 +1,276 @@
+"""One rank of the learner: it owns a share of the weights and of the optimizer, and turns steps into new versions.
+
+A plain class: it runs in a Ray actor, in a test's process, or alone. All ranks call the same methods in the same order
+(they are collective). The version of the policy is the number of steps done; `update` for a step that is already done
+returns the same report again, so a caller that died between the update and its record may simply ask once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from agentfly_lib.configs import RunConfig
+from agentfly_lib.errors import LearnerError
+from agentfly_lib.refs import CheckpointRef, StepReport
+from agentfly_lib.store.layout import StepDirectory
+from agentfly_lib.store.scored import load_scored_groups
+from agentfly_lib.training.checkpoint import (
+    CheckpointState,
+    copy_model_files,
+    read_state,
+    seal,
+    staging_directory,
+    verify_checkpoint,
+)
+from agentfly_lib.training.engine import (
+    TrainingEngine,
+    join_process_group,
+    leave_process_group,
+)
+from agentfly_lib.training.metrics import finite_only, sample_metrics
+from agentfly_lib.training.packing import plan_step, to_batch
+from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
+from agentfly_lib.training.samples import build_samples
+from agentfly_lib.training.update import Seconds, StepUpdate
+from agentfly_lib.training.weights import canary_token_ids, gather_weights, weights_digest, write_weights
+from agentfly_lib.types import TrainingSample, TrajectoryGroup
+
+__all__ = ["LearnerRank", "learner_fingerprint"]
+
+logger = logging.getLogger(__name__)
+
+_TAG = "state"
+
+
+def learner_fingerprint(config: RunConfig, model_path: Path) -> str:
+    """Hash over everything that decides what an update computes."""
+    parts = [
+        config.algorithm.model_dump_json(),
+        config.optim.model_dump_json(),
+        config.learner.model_dump_json(),
+        config.rollout.sampling.model_dump_json(),
+        str(config.run.steps),
+        str(model_path),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+class LearnerRank:
+    """A DeepSpeed rank. Call `setup` first, `close` last."""
+
+    def __init__(self) -> None:
+        self.policy_version = -1
+        """Version of the weights it holds; -1 before `setup`."""
+        self.clean = False
+        """False while an update is under way, and for good if one failed half-way: the weights are then of no version."""
+
+    def setup(
+        self,
+        *,
+        rank: int,
+        world: int,
+        address: str,
+        port: int,
+        config: RunConfig,
+        model_path: Path,
+        checkpoint: CheckpointRef | None = None,
+    ) -> int:
+        """Joins the other ranks and loads weights: of the checkpoint if there is one, else of the model directory.
+
+        Returns the policy version. Raises `ModelError`, `ShardError` (a damaged checkpoint, naming the file) or
+        `LearnerError` (a checkpoint of another shape).
+        """
+        self.rank, self.world, self.config, self.model_path = rank, world, config, model_path
+        self.device = _device(config.learner.device)
+        state = self._check(checkpoint) if checkpoint is not None else None
+        if self.device.type == "cpu":
+            torch.set_num_threads(config.learner.threads)
+        join_process_group(rank=rank, world=world, address=address, port=port, device=self.device)
+
+        dtype = getattr(torch, config.learner.dtype)
+        model = load_policy(model_path, dtype)
+        self._vocab_size = int(model.get_input_embeddings().weight.shape[0])  # before ZeRO 3 takes it apart
+        if config.learner.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        policy = PolicyModule(model, logit_chunk_tokens=config.learner.logit_chunk_tokens)
+        self.engine = TrainingEngine(policy, learner=config.learner, optim=config.optim, device=self.device)
+        self._reference = self._load_reference(dtype)
+        self._report: StepReport | None = None
+        self.policy_version = self._nonfinite = self._samples_seen = self._tokens_seen = 0
+        if checkpoint is not None and state is not None:
+            self.engine.load(checkpoint.path / "deepspeed", _TAG)
+            self.policy_version, self._nonfinite = state.policy_version, state.nonfinite_in_row
+            self._samples_seen, self._tokens_seen = state.samples_seen, state.tokens_seen
+        dist.barrier()
+        self.clean = True
+        return self.policy_version
+
+    def update(self, directory: Path, step: int) -> StepReport:
+        """Trains on the scored rollouts of a step and holds version `step` + 1 afterwards.
+
+        Nothing to train on is a counted no-op that gives a new version all the same. Raises `LearnerError` if the
+        weights are not of version `step`, or when too many updates in a row were not finite.
+        """
+        if self.clean and self._report is not None and self._report.step == step:
+            return self._report
+        seconds = Seconds()
+        with seconds.part("load"):
+            groups = load_scored_groups(StepDirectory(directory))
+        return self.update_from(groups, step, seconds)
+
+    def update_from(self, groups: list[TrajectoryGroup], step: int, seconds: Seconds | None = None) -> StepReport:
+        """`update` with the groups at hand."""
+        if not self.clean or self.policy_version != step:
+            state = f"version {self.policy_version}" if self.clean else "an update that failed half-way"
+            raise LearnerError(
+                f"cannot train step {step}: the learner holds {state}, it needs version {step}; "
+                f"load the newest checkpoint and train the steps after it"
+            )
+        start = time.perf_counter()
+        before = sum(seconds.by_part.values()) if seconds else 0.0
+        seconds = seconds or Seconds()
+        learner, optim = self.config.learner, self.config.optim
+        self.clean = False
+        with seconds.part("samples"):
+            samples, report = build_samples(groups, self.config.algorithm)
+        with seconds.part("pack"):
+            plan = plan_step(
+                samples,
+                minibatches=optim.minibatches,
+                world=self.world,
+                microbatch_tokens=learner.microbatch_tokens,
+            )
+        work = StepUpdate(
+            engine=self.engine,
+            reference=self._reference,
+            config=self.config,
+            rank=self.rank,
+            world=self.world,
+            nonfinite_in_row=self._nonfinite,
+            seconds=seconds,
+        )
+        metrics = work.run(samples, plan, step=step)
+        with seconds.part("canary"):
+            digest = weights_digest(self.canary_logprobs(self.canary_token_ids))
+        self._nonfinite = work.nonfinite_in_row
+        self._samples_seen += report.trained_trajectories
+        self._tokens_seen += report.loss_tokens
+        self.policy_version = step + 1
+        total = before + time.perf_counter() - start
+        work_seconds = sum(seconds.by_part[part] for part in ("forward_backward", "optimizer", "old_logprobs"))
+        metrics |= sample_metrics(report) | {
+            "train/empty_updates/count": float(not plan.minibatches),
+            "train/tokens_per_second/mean": report.tokens / work_seconds if work_seconds else 0.0,
+        }
+        self._report = StepReport(
+            step=step,
+            policy_version=self.policy_version,
+            metrics=finite_only(metrics),
+            seconds={**seconds.by_part, "total": total},
+            weights_digest=digest,
+        )
+        self.clean = True
+        return self._report
+
+    @property
+    def canary_token_ids(self) -> list[int]:
+        """The tokens of the canary whose log-probs `weights_digest` hashes."""
+        return canary_token_ids(self._vocab_size)
+
+    def canary_logprobs(self, token_ids: list[int]) -> list[float]:
+        """Log-prob of each token given those before it, at temperature 1; one fewer than tokens. Collective."""
+        length = len(token_ids)
+        if length < 2:
+            raise LearnerError(f"a canary needs at least two tokens, got {length}")
+        ids = torch.tensor(token_ids, dtype=torch.int32).numpy()
+        mask = torch.arange(length).ge(1).numpy()
+        nothing = torch.zeros(length).numpy()
+        sample = TrainingSample(
+            trajectory_id="canary", token_ids=ids, loss_mask=mask, rollout_logprobs=nothing, advantages=nothing
+        )
+        inputs = PolicyInputs(to_batch([sample]), self.device)
+        return self.engine.measure(inputs, 1.0)[0].tolist()
+
+    def export_weights(self, path: Path, version: int) -> None:
+        """Rank 0 writes all weights as one safetensors file, as the engine loads them. Collective."""
+        if not self.clean or version != self.policy_version:
+            raise LearnerError(f"version {version} was asked for, the learner holds version {self.policy_version}")
+        weights = gather_weights(self.engine.policy.model, zero_stage=self.engine.zero_stage)
+        if self.rank == 0:
+            write_weights(path, weights, policy_version=version)
+        dist.barrier()
+
+    def save_checkpoint(self, path: Path) -> CheckpointRef | None:
+        """Writes everything a resume needs to `path` (its name is the version). Collective; rank 0 returns the ref."""
+        if not self.clean:
+            raise LearnerError("an update failed half-way; these weights are of no version and are not saved")
+        staging = staging_directory(path)
+        if self.rank == 0:
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
+        dist.barrier()
+        self.engine.save(staging / "deepspeed", _TAG)
+        weights = gather_weights(self.engine.policy.model, zero_stage=self.engine.zero_stage)
+        dist.barrier()
+        ref = None
+        if self.rank == 0:
+            copy_model_files(self.model_path, staging / "hf")
+            write_weights(staging / "hf" / "model.safetensors", weights, policy_version=self.policy_version)
+            ref = seal(path, self._state())
+        dist.barrier()
+        return ref
+
+    def close(self) -> None:
+        """Gives up the process group; the object cannot be used afterwards."""
+        self.clean = False
+        if hasattr(self, "engine"):
+            self.engine.close()
+            del self.engine
+        leave_process_group()
+
+    def _state(self) -> CheckpointState:
+        learner = self.config.learner
+        return CheckpointState(
+            policy_version=self.policy_version,
+            step=self.policy_version,
+            samples_seen=self._samples_seen,
+            tokens_seen=self._tokens_seen,
+            nonfinite_in_row=self._nonfinite,
+            ranks=self.world,
+            zero_stage=learner.zero_stage,
+            dtype=learner.dtype,
+            config_fingerprint=learner_fingerprint(self.config, self.model_path),
+        )
+
+    def _check(self, checkpoint: CheckpointRef) -> CheckpointState:
+        if self.rank == 0:  # one reader is enough; nobody loads before the first collective, which rank 0 enters later
+            verify_checkpoint(checkpoint)
+        state, learner = read_state(checkpoint.path), self.config.learner
+        wanted = (self.world, learner.zero_stage, learner.dtype)
+        if (state.ranks, state.zero_stage, state.dtype) != wanted:
+            raise LearnerError(
+                f"{checkpoint.path} was written by {state.ranks} rank(s), ZeRO {state.zero_stage}, {state.dtype}; "
+                f"the config asks for {wanted[0]} rank(s), ZeRO {wanted[1]}, {wanted[2]}. Go on with the former, or "
+                f"start a new run from {checkpoint.path / 'hf'}"
+            )
+        return state
+
+    def _load_reference(self, dtype: torch.dtype) -> PolicyModule | None:
+        """The starting policy, whole on every rank, frozen; only if the KL penalty is on."""
+        if self.config.algorithm.kl.coefficient == 0:
+            return None
+        model = load_policy(self.model_path, dtype).to(self.device).eval().requires_grad_(False)
+        return PolicyModule(model, logit_chunk_tokens=self.config.learner.logit_chunk_tokens)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)

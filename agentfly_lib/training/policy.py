@@ -1,0 +1,110 @@
+"""The policy as the learner sees it: log-probs of chosen tokens, and nothing of the vocabulary elsewhere.
+
+The full [tokens, vocabulary] logits of a packed row never exist: only the positions that predict a trained token go
+through the output head, in chunks whose logits are computed again in the backward pass if there is more than one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from agentfly_lib.errors import ModelError
+from agentfly_lib.training.attention import Documents, register_attention
+from agentfly_lib.types import Batch
+
+__all__ = ["PolicyInputs", "PolicyModule", "load_policy", "token_logprobs"]
+
+HEAD_SCALINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
+"""Config entries of architectures whose logits are more than the head's output."""
+
+
+class PolicyInputs:
+    """One packed row on its device, and the tokens whose log-probs are wanted."""
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        self.num_loss_tokens = batch.num_loss_tokens
+        selected = torch.from_numpy(batch.loss_mask).nonzero().squeeze(1)
+        token_ids = torch.from_numpy(batch.token_ids)
+        self.targets = token_ids[selected].to(device)  # [N]
+        """Trained tokens, in the order of the row."""
+        self.sources = (selected - 1).to(device)  # [N]
+        """Positions that predict them."""
+        self.advantages = torch.from_numpy(batch.advantages)[selected].to(device)  # [N]
+        self.recorded = torch.from_numpy(batch.rollout_logprobs)[selected].to(device)  # [N]
+        self.token_ids = token_ids.unsqueeze(0).to(device)  # [1, T]
+        self.position_ids = torch.from_numpy(batch.position_ids).unsqueeze(0).to(device)
+        self.documents = Documents.of(batch.boundaries, len(batch.token_ids), device)
+        if not self.num_loss_tokens:
+            # Something must go through the head, so that every rank takes part in every collective of the backward
+            # pass; the loss multiplies it by zero.
+            self.sources = torch.zeros(1, dtype=torch.long, device=device)
+            self.targets = self.token_ids[0, :1]
+
+
+class PolicyModule(torch.nn.Module):
+    """A causal language model whose forward returns log-probs and entropies of the wanted tokens."""
+
+    def __init__(self, model: PreTrainedModel, *, logit_chunk_tokens: int) -> None:
+        super().__init__()
+        self.model = model
+        self.logit_chunk_tokens = logit_chunk_tokens
+
+    def forward(self, inputs: PolicyInputs, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log-probs [N] float32 with graph, entropies [N] detached) of `inputs.targets` under softmax(logits / T)."""
+        row = {
+            "input_ids": inputs.token_ids,
+            "position_ids": inputs.position_ids,
+            "documents": inputs.documents,
+            "use_cache": False,
+        }
+        targets, chunk = inputs.targets, self.logit_chunk_tokens
+        if len(targets) <= chunk or any(getattr(self.model.config, name, None) for name in HEAD_SCALINGS):
+            logits = self.model(**row, logits_to_keep=inputs.sources).logits[0]
+            return token_logprobs(logits, targets, temperature)
+        hidden = self.model.get_decoder()(**row).last_hidden_state[0].index_select(0, inputs.sources)
+        head = self.model.get_output_embeddings()
+        parts = [
+            checkpoint(_head_logprobs, head, hidden_part, target_part, temperature, use_reentrant=False)
+            for hidden_part, target_part in zip(hidden.split(chunk), targets.split(chunk), strict=True)
+        ]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def token_logprobs(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log softmax(logits / T) at the targets, and the entropy of that distribution (detached).
+
+    logits [N, V] of any dtype, targets [N]; both results [N] float32.
+    """
+    logits = logits.float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    everything = torch.log_softmax(logits, dim=-1)
+    with torch.no_grad():
+        entropy = -(everything.exp() * everything).sum(-1)
+    return everything.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
+
+
+def load_policy(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Loads a model directory for packed training, without dropout. Raises `ModelError` if it cannot be used."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=register_attention(), local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot load a causal language model from {path}: {error}") from error
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def _head_logprobs(
+    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return token_logprobs(head(hidden), targets, temperature)

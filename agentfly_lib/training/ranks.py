@@ -1,0 +1,344 @@
+"""The learner's ranks as named Ray actors, and the client that speaks to all of them at once.
+
+Who needs the learner holds its names only (`LearnerRef`). `ensure_learner` finds the actors and asks them what they
+hold; if one is missing, silent, half-way through a failed update, or set up for another config, all of them are
+replaced and start from the newest checkpoint. Ranks meet in collective operations, so one that died leaves the others
+waiting: the client notices the death, ends the rest, and says so; it never waits beyond its time limit.
+
+The actors belong to the Ray job that made them and end with it. Ray itself is started elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from agentfly_lib.configs import LearnerConfig, RunConfig
+from agentfly_lib.errors import AgentFlyError, LearnerError
+from agentfly_lib.refs import CheckpointRef, LearnerRef, ModelRef, StepReport
+from agentfly_lib.training.engine import process_environment
+from agentfly_lib.training.learner import LearnerRank, learner_fingerprint
+
+__all__ = ["Canary", "Learner", "LearnerActor", "LearnerStatus", "ensure_learner"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PING_SECONDS = 30.0
+"""An idle rank answers in milliseconds; one that does not within this time is replaced."""
+GRACE_SECONDS = 5.0
+"""After the first failure, how long to look for the failure behind it (a dead rank makes the others fail too)."""
+GPU_SHARE = 0.5
+"""Of its GPU that a rank claims from Ray: an engine may share it (`inference.gpu_memory_fraction`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerStatus:
+    """What a rank answers to a ping."""
+
+    policy_version: int
+    clean: bool
+    fingerprint: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """A fixed prompt and its log-probs under the learner's weights."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    """Of each token but the first, given those before it, at temperature 1."""
+
+
+class LearnerActor:
+    """A `LearnerRank` in a process of its own. Calls are served one at a time."""
+
+    def __init__(self, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
+        self._rank = LearnerRank()
+
+    def meeting_point(self) -> tuple[str, int]:
+        """Address and free port where the ranks meet; asked of rank 0."""
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return address, probe.getsockname()[1]
+
+    def setup(
+        self,
+        rank: int,
+        world: int,
+        meeting_point: tuple[str, int],
+        config: RunConfig,
+        model_path: Path,
+        checkpoint: CheckpointRef | None,
+    ) -> int:
+        address, port = meeting_point
+        return self._rank.setup(
+            rank=rank,
+            world=world,
+            address=address,
+            port=port,
+            config=config,
+            model_path=model_path,
+            checkpoint=checkpoint,
+        )
+
+    def status(self) -> LearnerStatus:
+        import os
+
+        return LearnerStatus(
+            policy_version=self._rank.policy_version,
+            clean=self._rank.clean,
+            fingerprint=self._fingerprint,
+            pid=os.getpid(),
+        )
+
+    def update(self, directory: Path, step: int) -> StepReport:
+        return self._rank.update(directory, step)
+
+    def export_weights(self, path: Path, version: int) -> None:
+        self._rank.export_weights(path, version)
+
+    def save_checkpoint(self, path: Path) -> CheckpointRef | None:
+        return self._rank.save_checkpoint(path)
+
+    def canary(self, token_ids: list[int] | None) -> Canary:
+        ids = self._rank.canary_token_ids if token_ids is None else token_ids
+        return Canary(token_ids=ids, logprobs=self._rank.canary_logprobs(ids))
+
+
+class Learner:
+    """All ranks as one. Every method ends within its time limit; failures are `AgentFlyError`s that name the rank.
+
+    After a failure that leaves the ranks in different states (a death, a time limit, an unexpected error) the
+    remaining ranks are ended, and `ensure_learner` makes new ones.
+    """
+
+    def __init__(self, ref: LearnerRef, learner: LearnerConfig) -> None:
+        self._names, self._namespace = ref.names, ref.namespace
+        self._seconds = learner.update_timeout_seconds
+
+    async def update(self, directory: Path, step: int) -> StepReport:
+        """Trains on the scored rollouts in a step's directory; the report of rank 0.
+
+        Raises `LearnerError` if the ranks do not agree on the new weights, besides what `LearnerRank.update` raises.
+        """
+        reports: list[StepReport] = await self._all("update", directory, step)
+        if len({report.weights_digest for report in reports}) > 1:
+            raise LearnerError(
+                f"step {step}: the ranks hold different weights after the update "
+                f"({', '.join(report.weights_digest[:8] for report in reports)}); restart from the newest checkpoint"
+            )
+        return reports[0]
+
+    async def save(self, path: Path) -> CheckpointRef:
+        """Writes the checkpoint `path`, named after the version."""
+        return (await self._all("save_checkpoint", path))[0]
+
+    async def export(self, path: Path, version: int) -> None:
+        """Writes the weights of `version`, the one that is held, as one safetensors file."""
+        await self._all("export_weights", path, version)
+
+    async def canary(self, token_ids: Sequence[int] | None = None) -> Canary:
+        """Log-probs of a token sequence; without one, of the sequence that `weights_digest` is made from."""
+        return (await self._all("canary", None if token_ids is None else list(token_ids)))[0]
+
+    async def status(self) -> list[LearnerStatus]:
+        """What each rank holds."""
+        return await self._all("status", seconds=PING_SECONDS)
+
+    def close(self) -> None:
+        """Ends all ranks."""
+        _end([handle for name in self._names if (handle := _find(name, self._namespace)) is not None])
+
+    async def _all(self, method: str, *arguments: Any, seconds: float | None = None) -> list[Any]:
+        handles = []
+        for name in self._names:
+            handle = _find(name, self._namespace)
+            if handle is None:
+                self.close()
+                raise LearnerError(f"the learner's rank {name} is gone; run the same command again to restart it")
+            handles.append(handle)
+        return await _call_all(dict(zip(self._names, handles, strict=True)), method, arguments, seconds or self._seconds)
+
+
+async def ensure_learner(
+    config: RunConfig,
+    model: ModelRef,
+    checkpoint: CheckpointRef | None = None,
+    *,
+    run_name: str,
+    namespace: str,
+) -> LearnerRef:
+    """Ranks that are ready, and the version they hold: those already running if they fit, else new ones.
+
+    Running ranks fit if they answer, agree, were set up for the same algorithm, optimizer and learner, and are not
+    behind the checkpoint. New ones start from the checkpoint, or from the model if there is none.
+    Raises `LearnerError` if they cannot be started within `learner.start_timeout_seconds`, `ModelError` or `ShardError`
+    if model or checkpoint cannot be used.
+    """
+    names = tuple(f"{run_name}-learner-{rank}" for rank in range(config.learner.ranks))
+    fingerprint = learner_fingerprint(config, model.path)
+    present = _existing(f"{run_name}-learner-", namespace)
+    if set(present) == set(names):
+        version = await _held_version([present[name] for name in names], fingerprint)
+        if version is not None and version >= (checkpoint.policy_version if checkpoint else 0):
+            return LearnerRef(names=names, namespace=namespace, policy_version=version)
+    if present:
+        logger.warning("replacing the learner's ranks %s", ", ".join(sorted(present)))
+        _end(list(present.values()))
+        await _until_gone(list(present), namespace)
+
+    deadline = time.monotonic() + config.learner.start_timeout_seconds
+    handles = {name: _start(name, namespace, config.learner, fingerprint) for name in names}
+    first = {names[0]: handles[names[0]]}
+    try:
+        meeting_point = (await _call_all(first, "meeting_point", (), deadline - time.monotonic()))[0]
+        versions = await _call_all(
+            handles,
+            "setup",
+            (len(names), meeting_point, config, model.path, checkpoint),
+            deadline - time.monotonic(),
+            numbered=True,
+        )
+    except BaseException:
+        _end(list(handles.values()))
+        raise
+    return LearnerRef(names=names, namespace=namespace, policy_version=versions[0])
+
+
+def _start(name: str, namespace: str, learner: LearnerConfig, fingerprint: str) -> Any:
+    gpus = ray.cluster_resources().get("GPU", 0)
+    device = learner.device if learner.device != "auto" else ("cuda" if gpus else "cpu")
+    options = {
+        "name": name,
+        "namespace": namespace,
+        "num_cpus": learner.threads if device == "cpu" else 1,
+        "num_gpus": 0 if device == "cpu" else GPU_SHARE,
+        "max_restarts": 0,
+        "runtime_env": {"env_vars": process_environment(device=device, threads=learner.threads)},
+    }
+    return ray.remote(LearnerActor).options(**options).remote(fingerprint)  # type: ignore[attr-defined]
+
+
+async def _held_version(handles: Sequence[Any], fingerprint: str) -> int | None:
+    """Version that all ranks hold cleanly for this config; None if they do not."""
+    calls = [asyncio.ensure_future(_answer(handle.status.remote())) for handle in handles]
+    done, pending = await asyncio.wait(calls, timeout=PING_SECONDS)
+    for call in pending:
+        call.cancel()
+    failures = [call.exception() for call in done if call.exception()]
+    if pending or failures:
+        logger.warning("%d of the learner's ranks do not answer: %s", len(pending) + len(failures), failures)
+        return None
+    states: list[LearnerStatus] = [call.result() for call in calls]
+    versions = {state.policy_version for state in states}
+    if len(versions) > 1 or not all(state.clean and state.fingerprint == fingerprint for state in states):
+        return None
+    return versions.pop()
+
+
+async def _call_all(
+    handles: dict[str, Any],
+    method: str,
+    arguments: tuple[Any, ...],
+    seconds: float,
+    *,
+    numbered: bool = False,
+) -> list[Any]:
+    """Calls a method on every rank concurrently (`numbered`: with the rank as first argument); results by rank."""
+    calls = {
+        name: asyncio.ensure_future(
+            _answer(getattr(handle, method).remote(*((rank, *arguments) if numbered else arguments)))
+        )
+        for rank, (name, handle) in enumerate(handles.items())
+    }
+    try:
+        done, pending = await asyncio.wait(
+            calls.values(), timeout=max(seconds, 0.0), return_when=asyncio.FIRST_EXCEPTION
+        )
+        timed_out = bool(pending) and not any(call.exception() for call in done)
+        if pending and not timed_out:
+            _, pending = await asyncio.wait(pending, timeout=GRACE_SECONDS)
+        if not pending and not any(call.exception() for call in calls.values()):
+            return [call.result() for call in calls.values()]
+    finally:
+        for call in calls.values():
+            call.cancel()
+    errors = {name: error for name, call in calls.items() if call.done() and not call.cancelled() and (error := call.exception())}
+    if pending or not all(isinstance(error, AgentFlyError) for error in errors.values()):
+        _end(list(handles.values()))
+    if timed_out:
+        late = [name for name, call in calls.items() if call in pending]
+        raise LearnerError(
+            f"{method} took longer than {seconds:.0f} s on {', '.join(late)}; the ranks were ended. If the work is "
+            f"that long, raise learner.update_timeout_seconds (or learner.start_timeout_seconds for a start)"
+        )
+    raise _reason(method, errors)
+
+
+async def _answer(ref: Any) -> Any:
+    return await ref
+
+
+def _reason(method: str, errors: dict[str, BaseException]) -> Exception:
+    """The error that explains the others: a death before what it caused, our own errors before foreign ones."""
+
+    def weight(item: tuple[str, BaseException]) -> int:
+        error = item[1]
+        return 0 if isinstance(error, RayActorError) else 1 if isinstance(error, AgentFlyError) else 2
+
+    name, error = min(errors.items(), key=weight)
+    if isinstance(error, RayTaskError) and isinstance(error.cause, AgentFlyError):
+        return error.cause
+    if isinstance(error, RayActorError):
+        return LearnerError(
+            f"the learner's rank {name} died during {method}: {_first_line(error)}. The other ranks were ended; run the "
+            f"same command again to go on from the newest checkpoint"
+        )
+    if isinstance(error, RayError):
+        return LearnerError(f"{method} failed on the learner's rank {name}: {error}")
+    return LearnerError(f"{method} failed on the learner's rank {name}: {type(error).__name__}: {error}")
+
+
+def _find(name: str, namespace: str) -> Any | None:
+    try:
+        return ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return None
+
+
+def _existing(prefix: str, namespace: str) -> dict[str, Any]:
+    """The living ranks of a run, however many it had."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    names = [item["name"] for item in named if item["namespace"] == namespace and item["name"].startswith(prefix)]
+    return {name: handle for name in names if (handle := _find(name, namespace)) is not None}
+
+
+def _end(handles: Sequence[Any]) -> None:
+    for handle in handles:
+        ray.kill(handle, no_restart=True)
+
+
+async def _until_gone(names: Sequence[str], namespace: str) -> None:
+    deadline = time.monotonic() + PING_SECONDS
+    while any(_find(name, namespace) is not None for name in names):
+        if time.monotonic() > deadline:
+            raise LearnerError(f"the old ranks {', '.join(names)} do not end; stop Ray (`ray stop`) and try again")
+        await asyncio.sleep(0.05)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

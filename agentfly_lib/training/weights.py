@@ -1,0 +1,73 @@
+"""Weights on their way out: whole tensors under their Hugging Face names, and a short proof of which ones they are.
+
+The proof is a canary: log-probs of a fixed token sequence. An engine that serves these weights computes the same
+numbers, and the hash of their bytes tells whether a replayed update gave the same weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from agentfly_lib.errors import LearnerError
+
+__all__ = ["canary_token_ids", "gather_weights", "weights_digest", "write_weights"]
+
+
+def canary_token_ids(vocab_size: int, length: int = 32) -> list[int]:
+    """A fixed, varied token sequence that exists in every vocabulary of at least `vocab_size` entries."""
+    usable = min(vocab_size, 512)
+    return [(11 + 37 * place + 5 * place * place) % usable for place in range(length)]
+
+
+def weights_digest(logprobs: Sequence[float]) -> str:
+    """sha256 over the canary's log-probs as float32 bytes. Equal bits need equal weights, hardware and thread count."""
+    return hashlib.sha256(np.asarray(logprobs, dtype="<f4").tobytes()).hexdigest()
+
+
+@torch.no_grad()
+def gather_weights(model: PreTrainedModel, *, zero_stage: int) -> dict[str, torch.Tensor]:
+    """Every weight on the CPU, whole, on rank 0; empty on other ranks. Collective under ZeRO 3.
+
+    Tied weights appear once, under the name of the input embedding, as in a saved checkpoint.
+    """
+    first = dist.get_rank() == 0
+    weights: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if zero_stage == 3:
+            import deepspeed
+
+            with deepspeed.zero.GatheredParameters([parameter]):
+                if first:
+                    weights[name] = parameter.detach().cpu().clone()
+        elif first:
+            weights[name] = parameter.detach().cpu().contiguous()
+    if first:
+        persistent = model.state_dict().keys()
+        weights |= {name: buffer.cpu().contiguous() for name, buffer in model.named_buffers() if name in persistent}
+    return weights
+
+
+def write_weights(path: Path, weights: dict[str, torch.Tensor], *, policy_version: int) -> None:
+    """Writes one safetensors file whose metadata names the policy version; readers see the whole file or none.
+
+    Not flushed to the disk: meant for shared memory, or as a part of something that is flushed as a whole.
+    """
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(weights, temporary, metadata={"policy_version": str(policy_version), "format": "pt"})
+        os.replace(temporary, path)
+    except OSError as error:
+        raise LearnerError(f"cannot write the weights to {path}: {error.strerror}; free space there") from error
+    finally:
+        temporary.unlink(missing_ok=True)
