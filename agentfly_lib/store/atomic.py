@@ -40,6 +40,7 @@ _REMEDIES = {
     errno.EIO: "the disk reports an input/output error: check the disk",
     errno.ENOENT: "the directory is gone: something removed it while the run was going on",
     errno.ENOTDIR: "a part of the path is a file, not a directory: move that file away",
+    errno.EEXIST: "a part of the path is a file, not a directory: move that file away",
 }
 
 

@@ -1,0 +1,277 @@
+"""Parts come back bit for bit, and a bad part is named."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from agentfly_lib.errors import ShardError
+from agentfly_lib.store.shards import ROLLOUTS, inspect_part, read_index, read_part, write_part
+from agentfly_lib.types import (
+    Failure,
+    FailureKind,
+    FinishReason,
+    Problem,
+    Segment,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+
+# JSON can carry any text, halves of surrogate pairs included; ids are ours and are plain Unicode.
+any_text = st.text(st.characters(), max_size=12)
+plain_text = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | finite | any_text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=3),
+    max_leaves=6,
+)
+messages = st.dictionaries(any_text, json_values, max_size=3)
+turns = st.builds(
+    Turn,
+    message=messages,
+    start=st.integers(0, 2**31 - 1),
+    end=st.integers(0, 2**31 - 1),
+    sampled=st.booleans(),
+    finish=st.none() | st.sampled_from(FinishReason),
+    policy_version=st.none() | st.integers(0, 2**31 - 1),
+    seconds=finite,
+)
+failures = st.builds(
+    Failure, kind=st.sampled_from(FailureKind), message=any_text, where=any_text, attempts=st.integers(1, 9)
+)
+
+
+@st.composite
+def segments(draw) -> Segment:
+    length = draw(st.integers(0, 12))
+    return Segment(
+        token_ids=draw(hnp.arrays(np.int32, length)),
+        loss_mask=draw(hnp.arrays(np.bool_, length)),
+        logprobs=draw(hnp.arrays(np.float32, length)),
+        turns=tuple(draw(st.lists(turns, max_size=3))),
+    )
+
+
+@st.composite
+def groups(draw) -> list[TrajectoryGroup]:
+    result = []
+    for name in draw(st.lists(plain_text, max_size=3, unique=True)):
+        chains = draw(st.permutations(range(draw(st.integers(1, 3)))))
+        result.append(
+            TrajectoryGroup(
+                id=name,
+                problem=Problem(
+                    id=draw(plain_text),
+                    messages=tuple(draw(st.lists(messages, max_size=2))),
+                    columns=draw(st.dictionaries(any_text, json_values, max_size=2)),
+                ),
+                trajectories=tuple(
+                    Trajectory(
+                        id=f"{name}/{chain}",
+                        problem_id=draw(plain_text),
+                        group_id=name,
+                        chain=chain,
+                        segments=tuple(draw(st.lists(segments(), max_size=3))),
+                        stop=draw(st.sampled_from(StopReason)),
+                        attempt=draw(st.integers(0, 5)),
+                        env_reward=draw(st.none() | finite),
+                        metrics=draw(st.dictionaries(any_text, finite, max_size=2)),
+                        failure=draw(st.none() | failures),
+                    )
+                    for chain in chains
+                ),
+            )
+        )
+    return result
+
+
+def _bits(group: TrajectoryGroup) -> list[bytes]:
+    return [
+        array.tobytes()
+        for trajectory in group.trajectories
+        for segment in trajectory.segments
+        for array in (segment.token_ids, segment.loss_mask, segment.logprobs)
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(groups())
+def test_what_is_written_is_what_is_read(written):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "part-00000.arrow"
+        info = write_part(path, written, step=7, attempt=2)
+        for read in (read_part(path, info), read_part(path)):
+            assert read == written
+            assert [_bits(group) for group in read] == [_bits(group) for group in written]
+        assert inspect_part(path, step=7) == info
+        index = read_index(path, info)
+        assert index.ids == tuple(each.id for group in written for each in group.trajectories)
+        assert index.stops == tuple(each.stop for group in written for each in group.trajectories)
+
+
+def test_nan_payloads_and_negative_zero_keep_their_bits(tmp_path, make_group):
+    values = np.array([np.nan, -0.0, np.inf, -np.inf, 1e-45, 0], dtype=np.float32)
+    values.view(np.uint32)[5] = 0x7FC00001  # another NaN
+    group = make_group("0-0")
+    segment = Segment(token_ids=np.arange(6, dtype=np.int32), loss_mask=np.ones(6, bool), logprobs=values, turns=())
+    group = TrajectoryGroup(
+        id=group.id,
+        problem=group.problem,
+        trajectories=(
+            Trajectory(
+                id="0-0/0",
+                problem_id="p",
+                group_id="0-0",
+                chain=0,
+                segments=(segment,),
+                stop=StopReason.FINISHED,
+                env_reward=-0.0,
+            ),
+        ),
+    )
+    write_part(tmp_path / "p.arrow", [group], step=0)
+    (read,) = read_part(tmp_path / "p.arrow")[0].trajectories
+    assert read.segments[0].logprobs.view(np.uint32).tolist() == values.view(np.uint32).tolist()
+    assert str(read.env_reward) == "-0.0"
+    assert read.reward is None
+
+
+def test_the_schema_does_not_depend_on_what_messages_and_columns_hold(tmp_path, make_group):
+    write_part(tmp_path / "a.arrow", [make_group("0-0")], step=0)
+    plain = make_group("0-0")
+    odd = TrajectoryGroup(
+        id="0-0",
+        problem=Problem(id="p", messages=(), columns={"tests": [{"in": 1}, {"out": None}], "n": {"deep": [[]]}}),
+        trajectories=plain.trajectories,
+    )
+    write_part(tmp_path / "b.arrow", [odd], step=0)
+    schemas = [pa.ipc.open_file(tmp_path / name).schema for name in ("a.arrow", "b.arrow")]
+    assert schemas[0].equals(schemas[1], check_metadata=True)
+    assert schemas[0].equals(ROLLOUTS.schema)
+    assert read_part(tmp_path / "b.arrow")[0].problem == odd.problem
+
+
+def test_arrays_that_are_read_cannot_be_changed_by_accident(tmp_path, make_group):
+    write_part(tmp_path / "p.arrow", [make_group("0-0")], step=0)
+    segment = read_part(tmp_path / "p.arrow")[0].trajectories[0].segments[0]
+    for array in (segment.token_ids, segment.loss_mask, segment.logprobs):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+class TestRefusals:
+    def test_a_group_twice(self, tmp_path, make_group):
+        with pytest.raises(ValueError, match="group 0-0 stands twice"):
+            write_part(tmp_path / "p.arrow", [make_group("0-0"), make_group("0-0")], step=0)
+
+    def test_a_group_without_trajectories(self, tmp_path, make_group):
+        with pytest.raises(ValueError, match="group 0-0 has no trajectories"):
+            write_part(tmp_path / "p.arrow", [make_group("0-0", stops=())], step=0)
+
+    def test_a_value_that_json_cannot_carry(self, tmp_path, make_group):
+        group = make_group("0-0")
+        problem = Problem(id="p9", messages=(), columns={"x": np.float32(1)})
+        group = TrajectoryGroup(id=group.id, problem=problem, trajectories=group.trajectories)
+        with pytest.raises(TypeError, match="problem p9 holds a value that JSON cannot carry"):
+            write_part(tmp_path / "p.arrow", [group], step=0)
+        assert os.listdir(tmp_path) == []
+
+
+class TestBadFiles:
+    """Every fault is a `ShardError` that names the file."""
+
+    @pytest.fixture
+    def part(self, tmp_path, make_group):
+        path = tmp_path / "part-00004.arrow"
+        return path, write_part(path, [make_group("0-0"), make_group("0-1")], step=0)
+
+    def test_missing(self, part):
+        path, info = part
+        path.unlink()
+        with pytest.raises(ShardError, match=r"part-00004\.arrow is missing"):
+            read_part(path, info)
+
+    @pytest.mark.parametrize("keep", [0, 1, 7, 100, -1, -8])
+    def test_truncated(self, part, keep):
+        path, info = part
+        path.write_bytes(path.read_bytes()[:keep])
+        with pytest.raises(ShardError, match=r"part-00004\.arrow is truncated"):
+            read_part(path, info)
+        with pytest.raises(ShardError, match=r"part-00004\.arrow"):
+            read_part(path)
+
+    def test_one_changed_bit_anywhere(self, part):
+        path, info = part
+        data = path.read_bytes()
+        for position in range(0, len(data), 97):
+            changed = bytearray(data)
+            changed[position] ^= 1
+            path.write_bytes(changed)
+            with pytest.raises(ShardError, match=r"part-00004\.arrow does not match its checksum"):
+                read_part(path, info)
+
+    def test_not_arrow(self, part):
+        path, _ = part
+        path.write_bytes(b"hello" * 100)
+        with pytest.raises(ShardError, match=r"part-00004\.arrow is truncated or not an Arrow file"):
+            read_part(path)
+
+    def test_other_version(self, part):
+        path, _ = part
+        _rewrite(path, b"agentfly.version", b"2")
+        with pytest.raises(ShardError, match="has version 2 of the rollouts schema, this program reads version 1"):
+            read_part(path)
+
+    def test_other_kind(self, part):
+        path, _ = part
+        _rewrite(path, b"agentfly.kind", b"scores")
+        with pytest.raises(ShardError, match="holds scores, expected rollouts"):
+            read_part(path)
+
+    def test_other_row_count(self, part):
+        path, info = part
+        with pytest.raises(ShardError, match="has 4 rows where its manifest says 5"):
+            read_part(path, info.model_copy(update={"rows": 5}))
+        _rewrite(path, b"agentfly.rows", b"3")
+        with pytest.raises(ShardError, match="has 4 rows where its header says 3"):
+            read_part(path)
+
+    def test_other_groups(self, part):
+        path, info = part
+        with pytest.raises(ShardError, match="does not hold the groups"):
+            read_part(path, info.model_copy(update={"groups": ("0-0", "0-9")}))
+
+    def test_other_step(self, part):
+        path, _ = part
+        with pytest.raises(ShardError, match="written for step 0, not for step 5"):
+            inspect_part(path, step=5)
+
+    def test_lengths_that_contradict_each_other(self, part):
+        path, _ = part
+        table = pa.ipc.open_file(path).read_all()
+        position = table.schema.get_field_index("segment_lengths")
+        wrong = pa.array([[5]] * table.num_rows, pa.list_(pa.int32()))
+        _write(path, table.set_column(position, "segment_lengths", wrong))
+        with pytest.raises(ShardError, match="segment lengths do not add up"):
+            read_part(path)
+
+
+def _rewrite(path: Path, key: bytes, value: bytes) -> None:
+    table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
+    _write(path, table.replace_schema_metadata({**table.schema.metadata, key: value}))
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
