@@ -1,0 +1,47 @@
+"""The text that a template puts after a reply, found by rendering twice.
+
+`before` is the conversation up to the reply with the generation prompt, `after` the conversation with the reply and
+what came back to it, again with the generation prompt. If `after` does not go on from `before` and the reply, the
+template has rewritten history, and no bridge exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Bridge", "text_after_end_of_turn", "text_after_reply"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bridge:
+    """What the engine sees next."""
+
+    ids: list[int]
+    """Appended with mask 0; or, if `rewritten`, the whole prompt of a new segment."""
+    rewritten: bool = False
+
+
+def text_after_reply(before: str, after: str, reply: str) -> str | None:
+    """What follows `reply` in `after`, or None if `after` does not begin with `before` and the reply.
+
+    Templates that trim a reply's white space are no rewriting: the sampled tokens stand, and white space that the
+    reply already ends with is not repeated.
+    """
+    if not after.startswith(before):
+        return None
+    rest = after[len(before) :]
+    if rest.startswith(reply):
+        return rest[len(reply) :]
+    core, trimmed = reply.strip(), rest.lstrip()
+    if not trimmed.startswith(core):
+        return None
+    tail = trimmed[len(core) :]
+    own_space = reply[len(reply.rstrip()) :]
+    repeated = next(n for n in range(len(own_space), -1, -1) if tail.startswith(own_space[:n]))
+    return tail[repeated:]
+
+
+def text_after_end_of_turn(tail: str, end_of_turn: str) -> str:
+    """`tail` without the end-of-turn token that the policy sampled itself (nor white space before it)."""
+    stripped = tail.lstrip()
+    return stripped[len(end_of_turn) :] if stripped.startswith(end_of_turn) else tail

@@ -1,0 +1,195 @@
+"""Conversations as token ids, in one model's own format; the only caller of the tokenizer.
+
+The first prompt is the model's chat template, applied as the model's authors meant it. Every later turn is a *bridge*:
+the ids that the template puts after the last sampled token (the rest of the end of the turn, the tool result with its
+header, the next generation prompt). Sampled ids are kept as they were sampled, so decoded text is never encoded again.
+If the template rewrites what the engine has already seen, a fresh prompt starts a new segment instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentfly_lib.chat.bridge import Bridge, text_after_end_of_turn, text_after_reply
+from agentfly_lib.chat.literal import Escaped, LiteralGuard
+from agentfly_lib.chat.stream import StreamDecoder
+from agentfly_lib.chat.templates import find_template
+from agentfly_lib.errors import ModelError
+from agentfly_lib.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["ChatFormat"]
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChatFormat:
+    """A tokenizer and its chat template. Immutable, and safe to share between chains."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template: str | None = None
+    """Jinja source used in place of the tokenizer's own."""
+    stop_token_ids: tuple[int, ...]
+    """Tokens that end a turn; the one that the template writes comes first."""
+    _guard: LiteralGuard = field(repr=False)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, *, template: str | None = None) -> ChatFormat:
+        """Loads the tokenizer of a model directory or hub id; `template` as in `chat.templates`.
+
+        Raises `ModelError` if there is no tokenizer, no chat template, or no token that could end a turn.
+        """
+        from transformers import AutoTokenizer
+
+        if isinstance(path, Path) and not path.is_dir():
+            raise ModelError(f"there is no model directory {path}")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(path))
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"cannot load a tokenizer from {path}: {_first_line(error)}") from error
+        return cls.from_tokenizer(tokenizer, template=template, where=str(path), model_path=path)
+
+    @classmethod
+    def from_tokenizer(
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        template: str | None = None,
+        where: str = "the tokenizer",
+        model_path: str | Path | None = None,
+    ) -> ChatFormat:
+        """From a tokenizer at hand; `model_path` names the directory whose `generation_config.json` is read too."""
+        if not tokenizer.is_fast:
+            raise ModelError(f"{where} has a slow tokenizer; convert it to a tokenizer.json first")
+        source = find_template(tokenizer, template, where=where)
+        guard = LiteralGuard(tokenizer)
+        draft = cls(tokenizer=tokenizer, template=source, stop_token_ids=(), _guard=guard)
+        stops = [draft._end_of_turn_id(), tokenizer.eos_token_id, *_generation_config_stops(model_path)]
+        stop_token_ids = tuple(dict.fromkeys(stop for stop in stops if isinstance(stop, int)))
+        if not stop_token_ids:
+            raise ModelError(f"{where} has no end-of-sequence token and its chat template ends turns with no token")
+        return cls(tokenizer=tokenizer, template=source, stop_token_ids=stop_token_ids, _guard=guard)
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
+        """Ids of a conversation that the policy is to answer, generation prompt included. Raises `ModelError`."""
+        escaped = self._guard.escape(messages, tools)
+        if escaped.spelling:
+            return self._encode(self._render(escaped), escaped)
+        return list(self._apply(escaped, len(escaped.messages), tokenize=True))
+
+    def bridge(
+        self,
+        history: Sequence[Message],
+        reply: str,
+        sampled_ids: Sequence[int],
+        additions: Sequence[Message],
+        tools: Tools | None = None,
+    ) -> Bridge:
+        """Ids between the last sampled token and the next one.
+
+        history: everything before the reply, the first prompt's messages included.
+        reply: the text of `sampled_ids`, as `decode` gives it.
+        sampled_ids: this turn's tokens; if the turn was cut, the end-of-turn token is missing, and the bridge adds it.
+        additions: what answers the reply (tool results, a user's message).
+        """
+        reply_ended = bool(sampled_ids) and sampled_ids[-1] in self.stop_token_ids
+        end_of_turn = self._text([sampled_ids[-1]]) if reply_ended else ""
+        reply = reply.removesuffix(end_of_turn)
+        conversation = [*history, {"role": "assistant", "content": reply}, *additions]
+        escaped = self._guard.escape(conversation, tools)
+        after = self._render(escaped)
+        before = self._render(escaped, len(history))
+        tail = text_after_reply(before, after, escaped.messages[len(history)]["content"])
+        if tail is None:
+            return Bridge(ids=self._encode(after, escaped), rewritten=True)
+        if not reply_ended:
+            return Bridge(ids=self._encode(tail, escaped))
+        # Encoded behind the token that it follows, because some tokenizers treat the start of a text in their own way.
+        ids = self._encode(end_of_turn + text_after_end_of_turn(tail, end_of_turn), escaped)
+        if ids[:1] == [sampled_ids[-1]]:
+            return Bridge(ids=ids[1:])
+        return Bridge(ids=self._encode(text_after_end_of_turn(tail, end_of_turn), escaped))
+
+    def decode(self, ids: Sequence[int], *, end_of_turn: bool = False) -> str:
+        """Text of a reply, special tokens included; the end-of-turn token at its end only if asked for."""
+        if ids and not end_of_turn and ids[-1] in self.stop_token_ids:
+            ids = ids[:-1]
+        return self._text(ids)
+
+    def stream_decoder(self) -> StreamDecoder:
+        """For showing text while it is sampled; its pieces joined equal `decode(..., end_of_turn=True)`."""
+        return StreamDecoder(self._text, lambda token: str(self.tokenizer.convert_ids_to_tokens(int(token))))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash over vocabulary, merges, added tokens, template and stop tokens: equal formats write equal ids."""
+        template = self.template or self.tokenizer.chat_template
+        digest = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode())  # type: ignore[attr-defined]
+        digest.update(json.dumps([template, self.stop_token_ids], sort_keys=True).encode())
+        return digest.hexdigest()
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _render(self, escaped: Escaped, count: int | None = None) -> str:
+        """The first `count` messages (all if unset) as text, with the generation prompt."""
+        return self._apply(escaped, len(escaped.messages) if count is None else count, tokenize=False)
+
+    def _apply(self, escaped: Escaped, count: int, *, tokenize: bool, generation_prompt: bool = True) -> Any:
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                escaped.messages[:count],
+                tools=escaped.tools,  # type: ignore[arg-type]
+                chat_template=self.template,
+                tokenize=tokenize,
+                add_generation_prompt=generation_prompt,
+                return_dict=False,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            roles = ", ".join(str(message.get("role")) for message in escaped.messages[:count])
+            raise ModelError(
+                f"the chat template cannot write this conversation ({roles or 'it is empty'}): {_first_line(error)}"
+            ) from error
+
+    def _encode(self, text: str, escaped: Escaped) -> list[int]:
+        ids: list[int] = []
+        for piece, literal in escaped.pieces(text):
+            ids += self._guard.encode(piece) if literal else self.tokenizer.encode(piece, add_special_tokens=False)
+        return ids
+
+    def _end_of_turn_id(self) -> int | None:
+        """The control token that the template writes after a reply, if it writes one."""
+        probe = "probe"
+        conversation = [{"role": "user", "content": "question"}, {"role": "assistant", "content": probe}]
+        escaped = self._guard.escape(conversation, None)
+        rendered = self._apply(escaped, 2, tokenize=False, generation_prompt=False)
+        tail = rendered[rendered.rfind(probe) + len(probe) :].lstrip()
+        first = self._encode(tail, escaped)[:1] if tail else []
+        return first[0] if first and first[0] in self.tokenizer.added_tokens_decoder else None  # type: ignore[attr-defined]
+
+
+def _generation_config_stops(model_path: str | Path | None) -> list[int]:
+    if model_path is None:
+        return []
+    path = Path(model_path) / "generation_config.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        return []
+    return [value] if isinstance(value, int) else list(value or ())
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

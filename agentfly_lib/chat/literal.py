@@ -1,0 +1,138 @@
+"""Text that spells a control token, kept from becoming one.
+
+A user's message or a web page may contain `<|im_start|>`. Before rendering, each such spelling in a content is replaced
+by a placeholder, one private-use character; templates see ordinary text. After rendering, the placeholders are encoded
+by a copy of the tokenizer that knows no added tokens, so that the model reads the spelling and not the control token.
+What the template itself writes stays as it is.
+
+Special tokens are guarded in every message and in tool schemas. In tool results, which come from outside, every added
+token is (`</tool_response>`, `<tool_call>`, ...), so that a result cannot end itself and call a tool.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentfly_lib.types import Message
+
+__all__ = ["Escaped", "LiteralGuard"]
+
+_PRIVATE_USE = (0xF0000, 0xFFFFD)
+"""Supplementary Private Use Area-A: no assigned meaning, one character each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Escaped:
+    """Messages and tools in which spellings of control tokens are placeholders."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    spelling: Mapping[str, str]
+    """From a placeholder to what it stands for; empty in the usual case, and then nothing was changed."""
+
+    def pieces(self, text: str) -> Iterable[tuple[str, bool]]:
+        """A rendered text in order, as (text, literal) pairs."""
+        if not self.spelling:
+            yield text, False
+            return
+        pattern = f"([{''.join(self.spelling)}])"
+        for piece in re.split(pattern, text):
+            if piece:
+                yield self.spelling.get(piece, piece), piece in self.spelling
+
+
+class LiteralGuard:
+    """Knows the control tokens of one tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        added = list(tokenizer.added_tokens_decoder.values())
+        self._special = _pattern(token.content for token in added if token.special)
+        self._added = _pattern(token.content for token in added)
+        self._spellings = sorted({token.content for token in added})
+        self._tokenizer = tokenizer
+        self._encode: Callable[[str], list[int]] | None = None
+
+    def escape(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> Escaped:
+        """Replaces spellings; messages without any are passed through as they are."""
+        found = set[str]()
+        for message in messages:
+            pattern = self._pattern_for(message)
+            for text in _strings(message):
+                found.update(pattern.findall(text))
+        for text in _strings(tools or ()):
+            found.update(self._special.findall(text))
+        plain_tools = [dict(tool) for tool in tools] if tools else None
+        if not found:
+            return Escaped(messages=list(messages), tools=plain_tools, spelling={})
+        placeholder = dict(zip(sorted(found), _unused_characters(len(found), [*messages, *(tools or ())]), strict=True))
+
+        def replace(pattern: re.Pattern[str], value: Any) -> Any:
+            return _map_strings(value, lambda text: pattern.sub(lambda match: placeholder[match.group()], text))
+
+        return Escaped(
+            messages=[replace(self._pattern_for(message), message) for message in messages],
+            tools=replace(self._special, plain_tools),
+            spelling={character: text for text, character in placeholder.items()},
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a spelling, none of them an added token."""
+        if self._encode is None:
+            self._encode = _literal_encoder(self._tokenizer)
+        return self._encode(text)
+
+    def _pattern_for(self, message: Message) -> re.Pattern[str]:
+        return self._added if message.get("role") in ("tool", "function", "ipython") else self._special
+
+
+def _literal_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+    """A copy, because switching the shared tokenizer to literal mode and back would race with other callers."""
+    from tokenizers import AddedToken
+
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    # Only tokens marked as special are split on demand, so all are marked in the copy.
+    backend.add_special_tokens(
+        [
+            AddedToken(token.content, special=True, normalized=token.normalized)
+            for token in tokenizer.added_tokens_decoder.values()
+        ]
+    )
+    backend.encode_special_tokens = True
+    return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
+
+
+def _pattern(spellings: Iterable[str]) -> re.Pattern[str]:
+    ordered = sorted({text for text in spellings if text}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        for item in value:
+            yield from _strings(item)
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_map_strings(key, change): _map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [_map_strings(item, change) for item in value]
+    return value
+
+
+def _unused_characters(count: int, values: Sequence[Any]) -> list[str]:
+    used = {character for text in _strings(values) for character in text if ord(character) >= _PRIVATE_USE[0]}
+    free = (chr(code) for code in range(*_PRIVATE_USE) if chr(code) not in used)
+    return [next(free) for _ in range(count)]

@@ -1,0 +1,37 @@
+"""What passes between a model and its tools: calls in, results out, and what a tool may know about its trajectory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentfly_lib.chat.calls import MalformedCall, ToolCall
+from agentfly_lib.types import Problem
+
+__all__ = ["MalformedCall", "ToolCall", "ToolContext", "ToolResult"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What the model sees of a call, and what the rollout makes of it. A tool may return one itself."""
+
+    observation: str
+    finished: bool = False
+    """Ends the trajectory."""
+    env_reward: float | None = None
+    """What the environment gave for this step."""
+    error: str | None = None
+    """Set if the call could not be executed or failed; `observation` tells the model then."""
+    images: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """The trajectory that a call belongs to. Given to a tool's parameter of this type, which models do not see."""
+
+    trajectory_id: str
+    group_id: str
+    problem: Problem
+    """Its dataset row; free columns are in `problem.columns`."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """Belongs to this trajectory alone, and lives from its first call to its end."""

@@ -1,0 +1,123 @@
+"""Executes the calls of one turn: checked first, then concurrently, answered in call order, one reply per call.
+
+A call that cannot be executed, or whose tool fails, is an observation for the model, never an exception. If the turn
+holds a call of a finishing tool, that one runs after the calls before it, and those after it are not run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentfly_lib.tools.bounded import Outcome, TimedOut, call_in_thread, run_bounded
+from agentfly_lib.tools.call import MalformedCall, ToolCall, ToolContext, ToolResult
+from agentfly_lib.tools.observation import cut, to_result
+from agentfly_lib.tools.schema import ArgumentError
+from agentfly_lib.tools.tool import Tool
+
+__all__ = ["execute_calls"]
+
+logger = logging.getLogger(__name__)
+
+
+async def execute_calls(
+    calls: Sequence[ToolCall | MalformedCall],
+    tools: Mapping[str, Tool],
+    context: ToolContext,
+    *,
+    default_timeout: float,
+    max_chars: int,
+) -> list[ToolResult]:
+    """Runs the calls of one turn; the results are in call order.
+
+    default_timeout: seconds for a call whose tool sets no limit. max_chars: same for the length of observations.
+    """
+    prepared = [_prepare(call, tools) for call in calls]
+    last = next((i for i, item in enumerate(prepared) if isinstance(item, _Ready) and item.tool.finishes), len(calls))
+
+    async def answer(item: _Ready | ToolResult) -> ToolResult:
+        if isinstance(item, ToolResult):
+            return item
+        return await _run(item, context, default_timeout=default_timeout, max_chars=max_chars)
+
+    results = list(await asyncio.gather(*(answer(item) for item in prepared[:last])))
+    if last < len(calls):
+        results.append(await answer(prepared[last]))
+        finisher = calls[last]
+        name = finisher.name if isinstance(finisher, ToolCall) else ""
+        results += [_refused(f"This call was not run, because it came after {name}.") for _ in calls[last + 1 :]]
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    tool: Tool
+    keywords: dict[str, Any]
+
+
+def _prepare(call: ToolCall | MalformedCall, tools: Mapping[str, Tool]) -> _Ready | ToolResult:
+    """A call that can be run, or the reason why it cannot."""
+    if isinstance(call, MalformedCall):
+        return _refused(call.message)
+    tool = tools.get(call.name)
+    if tool is None:
+        return _refused(f"There is no tool {call.name!r}. {_known(call.name, tools)}")
+    try:
+        return _Ready(tool, tool.arguments.validate(call.arguments))
+    except ArgumentError as error:
+        return _refused(f"{call.name} was not called: {error}.")
+
+
+async def _run(ready: _Ready, context: ToolContext, *, default_timeout: float, max_chars: int) -> ToolResult:
+    tool = ready.tool
+    timeout = default_timeout if tool.timeout is None else tool.timeout
+    limit = max_chars if tool.max_chars is None else tool.max_chars
+    outcome = await _call_once(ready, context, timeout)
+    for attempt in range(tool.retries):
+        if outcome.error is None or isinstance(outcome.error, TimedOut):
+            break
+        logger.debug("tool %s raised (attempt %d)", tool.name, attempt + 1, exc_info=outcome.error)
+        outcome = await _call_once(ready, context, timeout)
+    if isinstance(outcome.error, TimedOut):
+        return _refused(f"{tool.name} did not answer within {timeout:g} seconds.")
+    if outcome.error is not None:
+        return _refused(cut(f"{tool.name} failed: {_describe(outcome.error)}", limit))
+    result: ToolResult = outcome.value
+    finished = result.finished or (tool.finishes and result.error is None)
+    return dataclasses.replace(result, observation=cut(result.observation, limit), finished=finished)
+
+
+async def _call_once(ready: _Ready, context: ToolContext, timeout: float) -> Outcome:
+    tool, keywords = ready.tool, dict(ready.keywords)
+    if tool.arguments.context_name is not None:
+        keywords[tool.arguments.context_name] = context
+
+    async def run() -> ToolResult:
+        value = tool.function(**keywords) if tool.is_async else await call_in_thread(lambda: tool.function(**keywords))
+        return to_result(await value if hasattr(value, "__await__") else value)
+
+    return await run_bounded(run(), timeout)
+
+
+def _refused(message: str) -> ToolResult:
+    return ToolResult(observation=f"Error: {message}", error=message)
+
+
+def _known(name: str, tools: Mapping[str, Tool]) -> str:
+    if not tools:
+        return "There are no tools here."
+    near = difflib.get_close_matches(name, tools, n=1)
+    return f"Did you mean {near[0]}?" if near else f"The tools are: {', '.join(tools)}."
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  a foreign exception whose text cannot be made
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

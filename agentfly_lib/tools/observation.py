@@ -1,0 +1,78 @@
+"""From whatever a tool returned to what the model sees."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from agentfly_lib.tools.call import ToolResult
+
+__all__ = ["cut", "to_result"]
+
+_NOTHING = "(no output)"
+
+
+def to_result(value: Any) -> ToolResult:
+    """Any return value as a result.
+
+    A dict with the key `observation` is taken apart (`reward`, `finished` or `done`, `error`, `images`; other keys are
+    the tool's own business); other structured values become JSON; None says that there was no output.
+    """
+    if isinstance(value, ToolResult):
+        return dataclasses.replace(value, observation=_text(value.observation))
+    if isinstance(value, Mapping) and "observation" in value:
+        reward, error = value.get("reward"), value.get("error")
+        return ToolResult(
+            observation=_text(value["observation"]),
+            finished=bool(value.get("finished", value.get("done", False))),
+            env_reward=None if reward is None else _finite(reward),
+            error=None if error is None else _text(error),
+            images=tuple(value.get("images") or ()),
+        )
+    return ToolResult(observation=_text(value))
+
+
+def cut(text: str, max_chars: int) -> str:
+    """At most `max_chars` characters of a text, with a mark that says how many are missing."""
+    if len(text) <= max_chars:
+        return text
+    return f"{text[:max_chars]}\n[{len(text) - max_chars} more characters were cut]"
+
+
+def _text(value: Any) -> str:
+    # Half surrogates, which tools may return, could not be encoded as tokens or written to a shard.
+    return _spelled(value).encode("utf-8", "replace").decode("utf-8")
+
+
+def _spelled(value: Any) -> str:
+    if value is None:
+        return _NOTHING
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray):
+        try:
+            return bytes(value).decode("utf-8")
+        except UnicodeDecodeError:
+            return f"({len(value)} bytes that are not text)"
+    if isinstance(value, BaseModel):
+        return value.model_dump_json()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping | list | tuple):
+        try:
+            return json.dumps(value, ensure_ascii=False, default=str)
+        except (TypeError, ValueError):
+            return str(value)
+    return str(value)
+
+
+def _finite(reward: Any) -> float:
+    number = float(reward)
+    if not math.isfinite(number):
+        raise ValueError(f"the tool's reward is {number}, which is no finite number")
+    return number
