@@ -1,0 +1,1 @@
+"""Datasets in, problems out: reading, validation, splits, and the tasks we ship."""
