@@ -17,7 +17,8 @@ def report_table(reports: Iterable[EvaluationReport]) -> list[dict[str, str]]:
     """Rows of text with the same columns in the same order, ready for a terminal table or a page.
 
     Sampled and greedy evaluations of one policy version share a row. The oldest version is the baseline; `gain` is the
-    paired difference to it (sampled mode, greedy if there is no sampled one), with `*` where it is significant. If the same version and mode was evaluated twice, the later one in `reports` stands.
+    paired difference to it (sampled mode, greedy if there is no sampled one), with `*` where it is significant.
+    If a version and mode was evaluated twice, the later one in `reports` stands.
     """
     by_version: dict[int, dict[str, EvaluationReport]] = {}
     for report in reports:

@@ -1,0 +1,23 @@
+"""Rollouts: one chain, many chains, and the groups they make, written as they finish."""
+
+from agentfly_lib.rollout.chain import ChainAgent, run_chain
+from agentfly_lib.rollout.clock import ActivityClock, CollectTimes
+from agentfly_lib.rollout.collector import Collected, collect
+from agentfly_lib.rollout.limits import ChainLimits
+from agentfly_lib.rollout.progress import CollectProgress
+from agentfly_lib.rollout.seeds import RolloutSeeds, turn_seed
+from agentfly_lib.rollout.segment import SegmentBuilder
+
+__all__ = [
+    "ActivityClock",
+    "ChainAgent",
+    "ChainLimits",
+    "CollectProgress",
+    "CollectTimes",
+    "Collected",
+    "RolloutSeeds",
+    "SegmentBuilder",
+    "collect",
+    "run_chain",
+    "turn_seed",
+]

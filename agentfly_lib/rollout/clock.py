@@ -1,0 +1,81 @@
+"""Where the wall time of a collection goes, exact however many chains overlap.
+
+Sums over chains say how long chains waited, not what the collection cost. Here two counters say what is in flight now,
+and every interval of wall time belongs to exactly one of three kinds: some generation in flight; none, but a tool; none
+of both, which is our own overhead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+__all__ = ["ActivityClock", "CollectTimes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectTimes:
+    """Wall seconds of a collection; the three parts add up to `total`."""
+
+    generate: float
+    """At least one generation was in flight."""
+    tools: float
+    """No generation was in flight, but at least one turn's tool calls were."""
+    overhead: float
+    """Neither: parsing, rendering, scheduling, writing shards with nothing else going on."""
+
+    @property
+    def total(self) -> float:
+        return self.generate + self.tools + self.overhead
+
+
+class ActivityClock:
+    """Counts what is in flight and charges each interval between two changes to one kind. One event loop only."""
+
+    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
+        self._now = now
+        self._since = now()
+        self._generations = 0
+        self._tools = 0
+        self._generate_seconds = 0.0
+        self._tool_seconds = 0.0
+        self._overhead_seconds = 0.0
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """A generation is in flight inside this block."""
+        self._charge()
+        self._generations += 1
+        try:
+            yield
+        finally:
+            self._charge()
+            self._generations -= 1
+
+    @contextmanager
+    def using_tools(self) -> Iterator[None]:
+        """A turn's tool calls are in flight inside this block."""
+        self._charge()
+        self._tools += 1
+        try:
+            yield
+        finally:
+            self._charge()
+            self._tools -= 1
+
+    def times(self) -> CollectTimes:
+        """What has passed since the clock was made."""
+        self._charge()
+        return CollectTimes(generate=self._generate_seconds, tools=self._tool_seconds, overhead=self._overhead_seconds)
+
+    def _charge(self) -> None:
+        now = self._now()
+        elapsed, self._since = now - self._since, now
+        if self._generations:
+            self._generate_seconds += elapsed
+        elif self._tools:
+            self._tool_seconds += elapsed
+        else:
+            self._overhead_seconds += elapsed

@@ -1,0 +1,133 @@
+"""Builds one segment token by token: only ever appends, and sets the mask by who made the tokens, never by their value.
+
+    builder.prompt(ids)                        mask 0
+    builder.sampled(ids, logprobs, ...)        mask 1, one log-prob each
+    builder.observed(bridge ids, messages)     mask 0, then `sampled` again, ...
+
+Sampled ids enter as the engine gave them; text is never encoded again. Storage is flat arrays (nine bytes a token), so
+that thousands of chains in flight stay small.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from agentfly_lib.types import FinishReason, Message, Segment, Turn
+
+__all__ = ["SegmentBuilder"]
+
+
+class SegmentBuilder:
+    """One segment in the making. Not safe for use by several chains; `build` may be called at any time."""
+
+    def __init__(self) -> None:
+        self._token_ids = array("i")
+        self._loss_mask = bytearray()
+        self._logprobs = array("f")
+        self._turns: list[Turn] = []
+        self._num_sampled = 0
+        self._missing_logprobs = 0
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """A copy of all ids so far [T]: the prompt of the next generation."""
+        return self._token_ids.tolist()
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled so far."""
+        return self._num_sampled
+
+    @property
+    def missing_logprobs(self) -> int:
+        """Sampled tokens that came without a log-prob (None or NaN); they are kept with NaN."""
+        return self._missing_logprobs
+
+    def prompt(self, ids: Sequence[int]) -> None:
+        """Open the segment with the ids of its first prompt.
+
+        Raises:
+            ValueError: the segment already has tokens, or the prompt has none.
+        """
+        if self._token_ids:
+            raise ValueError(f"a prompt opens a segment, and this one already has {len(self)} tokens")
+        if not ids:
+            raise ValueError("the first prompt of a segment has no tokens")
+        self._append_unsampled(ids)
+
+    def sampled(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        message: Message,
+        *,
+        finish: FinishReason,
+        policy_version: int,
+        seconds: float = 0.0,
+    ) -> None:
+        """Append one turn of the policy: its ids [S] as sampled, and the engine's log-prob of each [S].
+
+        Raises:
+            ValueError: there is no prompt yet, or not as many log-probs as ids.
+        """
+        if not self._token_ids:
+            raise ValueError("a sampled turn needs a prompt before it")
+        if len(ids) != len(logprobs):
+            raise ValueError(f"every sampled token needs its log-prob: {len(ids)} tokens, {len(logprobs)} log-probs")
+        start = len(self)
+        values = [math.nan if value is None else value for value in logprobs]
+        self._token_ids.extend(ids)
+        self._loss_mask.extend(b"\x01" * len(ids))
+        self._logprobs.extend(values)
+        self._num_sampled += len(ids)
+        self._missing_logprobs += sum(map(math.isnan, values))
+        self._turns.append(
+            Turn(
+                message=message,
+                start=start,
+                end=len(self),
+                sampled=True,
+                finish=finish,
+                policy_version=policy_version,
+                seconds=seconds,
+            )
+        )
+
+    def observed(self, ids: Sequence[int], messages: Iterable[Message], *, seconds: float = 0.0) -> None:
+        """Append what came back to the policy: the ids between its last token and its next turn [B], all masked.
+
+        The template renders the messages together, so the ids are one span: the first message's turn holds it (and the
+        seconds), those after it are empty spans at its end. Without ids (the segment's prompt already renders the
+        messages) all of them are empty.
+
+        Raises:
+            ValueError: there is no prompt yet.
+        """
+        if not self._token_ids:
+            raise ValueError("an observation needs a prompt before it")
+        start = len(self)
+        self._append_unsampled(ids)
+        for message in messages:
+            self._turns.append(Turn(message=message, start=start, end=len(self), sampled=False, seconds=seconds))
+            start, seconds = len(self), 0.0
+
+    def build(self) -> Segment:
+        """The segment as it stands."""
+        return Segment(
+            token_ids=np.array(self._token_ids, dtype=np.int32),
+            loss_mask=np.frombuffer(bytes(self._loss_mask), dtype=np.bool_),
+            logprobs=np.array(self._logprobs, dtype=np.float32),
+            turns=tuple(self._turns),
+        )
+
+    def _append_unsampled(self, ids: Sequence[int]) -> None:
+        self._token_ids.extend(ids)
+        self._loss_mask.extend(bytes(len(ids)))
+        self._logprobs.extend([math.nan] * len(ids))
