@@ -69,9 +69,7 @@ class Documents:
             slots = np.where(inside, edges[members][:, None] + columns[None, :], edges[members][:, None])
             homes[slots[inside]] = offset + np.flatnonzero(inside)
             blocks.append(
-                Block(
-                    slots=torch.from_numpy(slots.reshape(-1)).to(device), documents=len(members), longest=longest
-                )
+                Block(slots=torch.from_numpy(slots.reshape(-1)).to(device), documents=len(members), longest=longest)
             )
             offset += slots.size
             first = last
@@ -91,7 +89,7 @@ def register_attention() -> str:
     return ATTENTION
 
 
-def document_attention(
+def document_attention(  # noqa: PLR0917 (transformers passes these by position)
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -115,10 +113,8 @@ def document_attention(
             f"which packed attention does not compute; this architecture cannot be trained yet"
         )
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [T, heads, D]
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        output = _flash(*rows, documents, scaling, sliding_window)
-    else:
-        output = _padded(*rows, documents, scaling, sliding_window)
+    compute = _flash if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) else _padded
+    output = compute(rows[0], rows[1], rows[2], documents, scaling=scaling, window=sliding_window)
     return output.unsqueeze(0), None
 
 
@@ -127,6 +123,7 @@ def _padded(
     key: torch.Tensor,
     value: torch.Tensor,
     documents: Documents,
+    *,
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
@@ -165,6 +162,7 @@ def _flash(
     key: torch.Tensor,
     value: torch.Tensor,
     documents: Documents,
+    *,
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:

@@ -133,7 +133,7 @@ def newest_checkpoint(directory: Path) -> CheckpointRef | None:
 
 
 def verify_checkpoint(ref: CheckpointRef) -> None:
-    """Proves that this is the checkpoint that was named, bit by bit. Raises `ShardError` naming the file that is not."""
+    """Proves that this is the checkpoint that was named, bit by bit. Raises `ShardError` naming the file at fault."""
     if _digest(ref.path) != ref.digest:
         raise ShardError(
             f"{ref.path / MANIFEST} is not the manifest that was named (expected sha256 {ref.digest[:12]}…); "

@@ -54,7 +54,9 @@ class GuardedAdamW(torch.optim.AdamW):
 class TrainingEngine:
     """A DeepSpeed engine around the policy: accumulate gradients over micro-batches, then one guarded step."""
 
-    def __init__(self, policy: PolicyModule, *, learner: LearnerConfig, optim: OptimConfig, device: torch.device) -> None:
+    def __init__(
+        self, policy: PolicyModule, *, learner: LearnerConfig, optim: OptimConfig, device: torch.device
+    ) -> None:
         import deepspeed
 
         self.device = device
@@ -67,16 +69,18 @@ class TrainingEngine:
             weight_decay=optim.weight_decay,
             fused=True,
         )
-        self.deepspeed, *_ = deepspeed.initialize(
+        self._policy = policy
+        # Any: which optimizer class stands there depends on stage and type, and the stubs know only some.
+        self.deepspeed: Any = deepspeed.initialize(
             model=policy, optimizer=self.optimizer, config=_deepspeed_config(learner, optim)
-        )
+        )[0]
         self._reports_norm = self.deepspeed.optimizer is not self.optimizer
         self._norm = 0.0
 
     @property
     def policy(self) -> PolicyModule:
         """The module, without DeepSpeed around it. Under ZeRO 3 its parameters are empty outside of a forward pass."""
-        return self.deepspeed.module
+        return self._policy
 
     def forward(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs with a graph, and entropies; see `PolicyModule`."""
@@ -95,7 +99,7 @@ class TrainingEngine:
         """Adds the loss's gradient; `last` marks the update's last micro-batch, where ranks exchange gradients."""
         self.deepspeed.backward(loss, scale_wrt_gas=False)
         if last and not self._reports_norm:
-            self._norm = _total_norm(self.deepspeed.module.parameters())
+            self._norm = _total_norm(self._policy.parameters())
 
     def begin(self, *, last: bool) -> None:
         """Call before each micro-batch's forward pass."""
@@ -138,9 +142,7 @@ def process_environment(*, device: str, threads: int) -> dict[str, str]:
 
 def join_process_group(*, rank: int, world: int, address: str, port: int, device: torch.device) -> None:
     """Makes this process one of `world` ranks. Collective; one group per process and time."""
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", MASTER_ADDR=address, MASTER_PORT=str(port)
-    )
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", MASTER_ADDR=address, MASTER_PORT=str(port))
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)

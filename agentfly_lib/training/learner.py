@@ -69,7 +69,7 @@ class LearnerRank:
         self.policy_version = -1
         """Version of the weights it holds; -1 before `setup`."""
         self.clean = False
-        """False while an update is under way, and for good if one failed half-way: the weights are then of no version."""
+        """False during an update, and for good once one failed half-way: the weights are then of no version."""
 
     def setup(
         self,
@@ -96,7 +96,7 @@ class LearnerRank:
 
         dtype = getattr(torch, config.learner.dtype)
         model = load_policy(model_path, dtype)
-        self._vocab_size = int(model.get_input_embeddings().weight.shape[0])  # before ZeRO 3 takes it apart
+        self._vocab_size = int(model.config.get_text_config().vocab_size)
         if config.learner.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         policy = PolicyModule(model, logit_chunk_tokens=config.learner.logit_chunk_tokens)
@@ -266,8 +266,8 @@ class LearnerRank:
         """The starting policy, whole on every rank, frozen; only if the KL penalty is on."""
         if self.config.algorithm.kl.coefficient == 0:
             return None
-        model = load_policy(self.model_path, dtype).to(self.device).eval().requires_grad_(False)
-        return PolicyModule(model, logit_chunk_tokens=self.config.learner.logit_chunk_tokens)
+        model = load_policy(self.model_path, dtype).eval().requires_grad_(False)
+        return PolicyModule(model, logit_chunk_tokens=self.config.learner.logit_chunk_tokens).to(self.device)
 
 
 def _device(name: str) -> torch.device:

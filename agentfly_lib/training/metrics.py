@@ -16,7 +16,7 @@ from agentfly_lib.training.samples import SampleReport
 
 __all__ = ["LossMeter", "finite_only", "sample_metrics"]
 
-_MEANS = {
+_MEANS: dict[str, str] = {
     "policy_loss": "train/policy_loss/mean",
     "kl_loss": "train/kl_loss/mean",
     "entropy": "train/entropy/mean",
@@ -48,8 +48,8 @@ class LossMeter:
         """Collective: every rank must call it. Means are over trained tokens."""
         dist.all_reduce(self._sums)
         dist.all_reduce(self._maxima, op=dist.ReduceOp.MAX)
-        sums = dict(zip(SUMS, self._sums.tolist(), strict=True))
-        maxima = dict(zip(MAXIMA, self._maxima.tolist(), strict=True))
+        sums: dict[str, float] = dict(zip(SUMS, self._sums.tolist(), strict=True))
+        maxima: dict[str, float] = dict(zip(MAXIMA, self._maxima.tolist(), strict=True))
         tokens = sums["tokens"]
         if not tokens:
             return {}

@@ -47,9 +47,7 @@ class StepPlan:
     """Share of token slots without work: what ranks wait for the longest one, micro-batch by micro-batch."""
 
 
-def plan_step(
-    samples: Sequence[TrainingSample], *, minibatches: int, world: int, microbatch_tokens: int
-) -> StepPlan:
+def plan_step(samples: Sequence[TrainingSample], *, minibatches: int, world: int, microbatch_tokens: int) -> StepPlan:
     """Deals the step's samples; deterministic, independent of the order in which trajectories are given."""
     by_trajectory: dict[str, list[int]] = {}
     for index, sample in enumerate(samples):
@@ -82,9 +80,7 @@ def plan_step(
         planned.append(
             Minibatch(
                 ranks=ranks,
-                num_loss_tokens=sum(
-                    samples[index].num_loss_tokens for name in names for index in by_trajectory[name]
-                ),
+                num_loss_tokens=sum(samples[index].num_loss_tokens for name in names for index in by_trajectory[name]),
             )
         )
         numbers.append(number)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -78,26 +79,23 @@ class LearnerActor:
     def setup(
         self,
         rank: int,
-        world: int,
         meeting_point: tuple[str, int],
         config: RunConfig,
-        model_path: Path,
+        model: ModelRef,
         checkpoint: CheckpointRef | None,
     ) -> int:
         address, port = meeting_point
         return self._rank.setup(
             rank=rank,
-            world=world,
+            world=config.learner.ranks,
             address=address,
             port=port,
             config=config,
-            model_path=model_path,
+            model_path=model.path,
             checkpoint=checkpoint,
         )
 
     def status(self) -> LearnerStatus:
-        import os
-
         return LearnerStatus(
             policy_version=self._rank.policy_version,
             clean=self._rank.clean,
@@ -171,7 +169,9 @@ class Learner:
                 self.close()
                 raise LearnerError(f"the learner's rank {name} is gone; run the same command again to restart it")
             handles.append(handle)
-        return await _call_all(dict(zip(self._names, handles, strict=True)), method, arguments, seconds or self._seconds)
+        return await _call_all(
+            dict(zip(self._names, handles, strict=True)), method, arguments, seconds or self._seconds
+        )
 
 
 async def ensure_learner(
@@ -209,7 +209,7 @@ async def ensure_learner(
         versions = await _call_all(
             handles,
             "setup",
-            (len(names), meeting_point, config, model.path, checkpoint),
+            (meeting_point, config, model, checkpoint),
             deadline - time.monotonic(),
             numbered=True,
         )
@@ -277,7 +277,11 @@ async def _call_all(
     finally:
         for call in calls.values():
             call.cancel()
-    errors = {name: error for name, call in calls.items() if call.done() and not call.cancelled() and (error := call.exception())}
+    errors = {
+        name: error
+        for name, call in calls.items()
+        if call.done() and not call.cancelled() and (error := call.exception())
+    }
     if pending or not all(isinstance(error, AgentFlyError) for error in errors.values()):
         _end(list(handles.values()))
     if timed_out:
@@ -305,8 +309,8 @@ def _reason(method: str, errors: dict[str, BaseException]) -> Exception:
         return error.cause
     if isinstance(error, RayActorError):
         return LearnerError(
-            f"the learner's rank {name} died during {method}: {_first_line(error)}. The other ranks were ended; run the "
-            f"same command again to go on from the newest checkpoint"
+            f"the learner's rank {name} died during {method}: {_first_line(error)}. The other ranks were ended; run "
+            f"the same command again to go on from the newest checkpoint"
         )
     if isinstance(error, RayError):
         return LearnerError(f"{method} failed on the learner's rank {name}: {error}")
@@ -322,7 +326,7 @@ def _find(name: str, namespace: str) -> Any | None:
 
 def _existing(prefix: str, namespace: str) -> dict[str, Any]:
     """The living ranks of a run, however many it had."""
-    named = ray.util.list_named_actors(all_namespaces=True)
+    named: list[Any] = ray.util.list_named_actors(all_namespaces=True)
     names = [item["name"] for item in named if item["namespace"] == namespace and item["name"].startswith(prefix)]
     return {name: handle for name in names if (handle := _find(name, namespace)) is not None}
 

@@ -85,9 +85,7 @@ def build_samples(
         samples=len(samples),
         tokens=sum(len(sample) for sample in samples),
         loss_tokens=sum(sample.num_loss_tokens for sample in samples),
-        missing_logprobs=sum(
-            int(np.isnan(sample.rollout_logprobs[sample.loss_mask]).sum()) for sample in samples
-        ),
+        missing_logprobs=sum(int(np.isnan(sample.rollout_logprobs[sample.loss_mask]).sum()) for sample in samples),
         reward_mean=float(np.mean(rewards_seen)) if rewards_seen else math.nan,
         reward_std=float(np.std(rewards_seen)) if rewards_seen else math.nan,
     )

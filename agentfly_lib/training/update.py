@@ -85,9 +85,7 @@ class StepUpdate:
         norms: list[float] = []
         rate = skipped = 0.0
         for number, minibatch, items in zip(plan.numbers, plan.minibatches, work, strict=True):
-            rate = learning_rate(
-                self.config.optim, step=step, minibatch=number, total_steps=self.config.run.steps
-            )
+            rate = learning_rate(self.config.optim, step=step, minibatch=number, total_steps=self.config.run.steps)
             with self.seconds.part("forward_backward"):
                 bad = [name for item, last in _marked(items) for name in self._accumulate(item, minibatch, meter, last)]
                 veto = self._anywhere(bool(bad))
@@ -140,9 +138,7 @@ class StepUpdate:
             return []
         return _culprits(item.samples, loss)
 
-    def _loss(
-        self, item: _Work, logprobs: torch.Tensor, entropy: torch.Tensor, minibatch: Minibatch
-    ) -> PolicyLoss:
+    def _loss(self, item: _Work, logprobs: torch.Tensor, entropy: torch.Tensor, minibatch: Minibatch) -> PolicyLoss:
         if not item.inputs.num_loss_tokens:
             return zero_loss(logprobs)
         return policy_loss(

@@ -24,5 +24,5 @@ SIGNAL_TOLERANCE = 1e-8
 
 
 def has_signal(rewards: npt.NDArray[np.float64]) -> bool:
-    """False if all rewards are equal within 1e-8 (or there is at most one): nothing can be learnt from comparing them."""
+    """False if all rewards are equal within 1e-8, or there is at most one: comparing them teaches nothing."""
     return len(rewards) > 1 and float(rewards.max() - rewards.min()) > SIGNAL_TOLERANCE

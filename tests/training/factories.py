@@ -1,0 +1,121 @@
+"""Small models, groups and configs for the learner's tests; loaded by `conftest.py` and by `rank_program.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentfly_lib.configs import RunConfig
+from agentfly_lib.types import Problem, Segment, StopReason, TrainingSample, Trajectory, TrajectoryGroup
+
+VOCABULARY = 128
+
+
+def write_tiny_model(path: Path, *, tied: bool = True, **changes: Any) -> Path:
+    """A random Qwen2 of 2 layers, hidden 32, saved as a model directory."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        tie_word_embeddings=tied,
+        **changes,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(path)
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def segment(rng: np.random.Generator, length: int, *, sampled: slice | None = None) -> Segment:
+    """Random tokens; by default the policy sampled two stretches, as in an episode with one tool call."""
+    mask = np.zeros(length, np.bool_)
+    if sampled is None:
+        mask[length // 4 : length // 2] = True
+        mask[-max(1, length // 8) :] = True
+    else:
+        mask[sampled] = True
+    mask[0] = False
+    logprobs = rng.normal(-4.5, 0.3, length).astype(np.float32)
+    return Segment(
+        token_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
+        loss_mask=mask,
+        logprobs=np.where(mask, logprobs, np.float32(np.nan)),
+        turns=(),
+    )
+
+
+def trajectory(group: str, chain: int, segments: tuple[Segment, ...], reward: float | None, **fields: Any) -> Trajectory:
+    values: dict[str, Any] = {"stop": StopReason.FINISHED} | fields
+    return Trajectory(
+        id=f"{group}/{chain}",
+        problem_id=group,
+        group_id=group,
+        chain=chain,
+        segments=segments,
+        reward=reward,
+        **values,
+    )
+
+
+def group(name: str, trajectories: list[Trajectory]) -> TrajectoryGroup:
+    return TrajectoryGroup(
+        id=name, problem=Problem(id=name, messages=()), trajectories=tuple(trajectories)
+    )
+
+
+def step_groups(step: int, *, groups: int = 4, chains: int = 4) -> list[TrajectoryGroup]:
+    """A step's scored rollouts, a pure function of the step: mixed lengths, one trajectory of two segments a group."""
+    rng = np.random.default_rng(1000 + step)
+    made = []
+    for index in range(groups):
+        name = f"{step:06d}-{index}"
+        members = []
+        for chain in range(chains):
+            count = 2 if chain == 1 else 1
+            segments = tuple(segment(rng, int(rng.integers(8, 40))) for _ in range(count))
+            members.append(trajectory(name, chain, segments, float(rng.integers(0, 2))))
+        made.append(group(name, members))
+    return made
+
+
+def samples(seed: int, lengths: list[int]) -> list[TrainingSample]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for index, length in enumerate(lengths):
+        part = segment(rng, length)
+        advantage = np.float32(rng.normal())
+        made.append(
+            TrainingSample(
+                trajectory_id=f"t{index:03d}",
+                token_ids=part.token_ids,
+                loss_mask=part.loss_mask,
+                rollout_logprobs=part.logprobs,
+                advantages=np.where(part.loss_mask, advantage, np.float32(0)),
+            )
+        )
+    return made
+
+
+def run_config(**sections: dict[str, Any]) -> RunConfig:
+    """A config of 10 steps of 4 x 4 trajectories on one CPU rank; sections are merged over it."""
+    values: dict[str, Any] = {
+        "run": {"name": "test", "steps": 10},
+        "model": {"type": "tiny"},
+        "data": {"type": "arithmetic"},
+        "rollout": {"problems_per_step": 4, "chains": 4},
+        "optim": {"lr": 1e-2},
+        "learner": {"device": "cpu", "microbatch_tokens": 64},
+    }
+    for name, section in sections.items():
+        values[name] = values.get(name, {}) | section
+    return RunConfig.model_validate(values)
