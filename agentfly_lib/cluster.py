@@ -1,0 +1,113 @@
+"""Ray, where the long-lived parts live: a cluster that is joined, or a private one on this machine.
+
+A private one listens on 127.0.0.1 only, has no dashboard, sends no usage data, and keeps its files in a folder of its
+own under /tmp. It ends with the `with` block, or, through a watchdog, within seconds of a `kill -9` of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentfly_lib import watchdog
+from agentfly_lib.configs.run import RayConfig
+
+__all__ = ["gpu_count", "start_ray"]
+
+logger = logging.getLogger(__name__)
+
+_RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an actor without GPUs keeps the environment that we give it
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+@contextlib.contextmanager
+def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterator[None]:
+    """Connect this process to Ray for the length of the block.
+
+    `cpus_needed` is how many actors and tasks must run side by side, each claiming one processor; a private Ray offers
+    at least so many, however few cores there are. A connection that this process has already is used and kept.
+
+    Raises:
+        ConnectionError: no cluster answers at `config.address`.
+    """
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    with _environment(_RAY_ENVIRONMENT):
+        if config.address is not None:
+            ray.init(address=config.address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+            try:
+                yield
+            finally:
+                ray.shutdown()
+            return
+        with _private_folder() as folder:
+            ray.init(
+                num_cpus=max(cpus_needed, os.cpu_count() or 1),
+                namespace=namespace,
+                include_dashboard=False,
+                object_store_memory=config.object_store_mib * 2**20,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(folder),
+            )
+            try:
+                yield
+            finally:
+                ray.shutdown()
+
+
+def gpu_count() -> int:
+    """GPUs that can be had: the cluster's if this process is connected to Ray, else this machine's."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return int(ray.cluster_resources().get("GPU", 0))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    return len(glob.glob("/dev/nvidia[0-9]*"))
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder under /tmp (socket paths must be short), with a watchdog that ends what uses it after us."""
+    folder = Path(tempfile.mkdtemp(prefix="agentfly-", dir="/tmp"))
+    command = [sys.executable, "-I", "-S", watchdog.__file__, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as dog:
+        try:
+            yield folder
+        finally:
+            assert dog.stdin is not None
+            dog.stdin.close()  # the watchdog ends what is left, removes the folder, and goes
+            try:
+                dog.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                logger.warning("processes of the private Ray may still run; its folder is %s", folder)
+                dog.kill()
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,228 @@
+"""What lives in an engine's Ray actor: one `VllmEngine`, and a mailbox for each client.
+
+A Ray call costs about a millisecond of processor time, as much as some turns of a small model. So a client hands over
+all requests of one turn of its event loop in one call (`submit`), and a long poll (`collect`) brings back whatever has
+finished since. Failures travel as data: `(key, kind, message)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from agentfly_lib.configs.inference import SamplingConfig
+from agentfly_lib.errors import EngineError, InfrastructureError
+from agentfly_lib.inference.canary import Canary
+from agentfly_lib.inference.generate import Generation, GenerationRequest
+from agentfly_lib.inference.settings import EngineSettings, engine_environment
+from agentfly_lib.inference.vllm import VllmEngine
+from agentfly_lib.inference.weight_update import WeightUpdate
+from agentfly_lib.types import FinishReason
+
+__all__ = ["EngineServer", "EngineStatus", "pack_request", "unpack_reply"]
+
+logger = logging.getLogger(__name__)
+
+_FORGET_CLIENT_SECONDS = 120.0
+"""A client that has neither asked nor collected for so long is gone."""
+_ORPHANED_SECONDS = 3 * 3600.0
+"""An engine that nobody has called for so long ends its process: its run was killed and never resumed."""
+
+PackedRequest = tuple[str, tuple[int, ...], int, tuple[float, float, int, float], int | None, tuple[int, ...], bool]
+PackedGeneration = tuple[list[int], list[float], str, int, int, float]
+Reply = (
+    tuple[int, Literal["generation"], PackedGeneration] | tuple[int, Literal["infrastructure", "value", "program"], str]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """How an engine is."""
+
+    digest: str
+    """Of the settings it was started with."""
+    policy_version: int
+    in_flight: int
+    pid: int
+    rss_mib: float
+    cpu_seconds: float
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    """Requests and replies of one client."""
+
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    replies: list[Reply] = field(default_factory=list)
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+    seen: float = 0.0
+
+
+class EngineServer:
+    """Becomes a Ray actor by `ray.remote`; all its methods run on the actor's event loop."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        os.environ.update(engine_environment(settings))  # this process is the engine's alone
+        self._digest = settings.digest
+        self._engine = VllmEngine(settings)
+        self._starting: asyncio.Task[None] | None = None
+        self._mailboxes: dict[str, _Mailbox] = {}
+        self._called = time.monotonic()
+
+    async def start(self) -> None:
+        """Start the engine, or wait for a start under way. Raises `EngineError` if it cannot start."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._engine.start())
+            self._watching = asyncio.ensure_future(self._end_when_orphaned())
+        await asyncio.shield(self._starting)
+
+    async def ping(self) -> EngineStatus:
+        """Answers at once, also while the engine starts. Raises `EngineError` if the engine is dead."""
+        import psutil
+
+        self._called = time.monotonic()
+        if self._engine.error is not None:
+            raise EngineError(str(self._engine.error))
+        process = psutil.Process()
+        times = process.cpu_times()
+        return EngineStatus(
+            digest=self._digest,
+            policy_version=self._engine.policy_version,
+            in_flight=self._engine.in_flight,
+            pid=os.getpid(),
+            rss_mib=process.memory_info().rss / 2**20,
+            cpu_seconds=times.user + times.system,
+        )
+
+    async def submit(self, client: str, requests: Sequence[tuple[int, PackedRequest]], given_up: Sequence[int]) -> None:
+        """Begin `requests`, each under the client's key, and abort those whose key is in `given_up`."""
+        self._forget_lost_clients()
+        mailbox = self._mailbox(client)
+        for key, packed in requests:
+            mailbox.tasks[key] = asyncio.ensure_future(self._answer(mailbox, key, packed))
+        for key in given_up:
+            if task := mailbox.tasks.pop(key, None):
+                task.cancel()
+
+    async def collect(self, client: str, wait_seconds: float) -> list[Reply]:
+        """Replies that are ready, as soon as there is one; none if there is none within `wait_seconds`."""
+        mailbox = self._mailbox(client)
+        try:
+            async with asyncio.timeout(wait_seconds):
+                await mailbox.filled.wait()
+        except TimeoutError:
+            return []
+        replies, mailbox.replies = mailbox.replies, []
+        mailbox.filled.clear()
+        return replies
+
+    async def load_weights(self, path: str, version: int, canary: Canary | None) -> WeightUpdate:
+        """See `VllmEngine.load_weights`."""
+        self._called = time.monotonic()
+        return await self._engine.load_weights(Path(path), version, canary)
+
+    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """See `VllmEngine.logprobs`."""
+        return await self._engine.logprobs(token_ids)
+
+    async def close(self) -> None:
+        """End the engine; the actor stays and refuses."""
+        await self._engine.close()
+
+    def _mailbox(self, client: str) -> _Mailbox:
+        mailbox = self._mailboxes.setdefault(client, _Mailbox())
+        mailbox.seen = self._called = time.monotonic()
+        return mailbox
+
+    async def _end_when_orphaned(self) -> None:
+        while True:
+            left = self._called + _ORPHANED_SECONDS - time.monotonic()
+            if left <= 0:
+                break
+            await asyncio.sleep(left)
+        logger.warning("nobody has called this engine for %g s; it ends", _ORPHANED_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _forget_lost_clients(self) -> None:
+        limit = time.monotonic() - _FORGET_CLIENT_SECONDS
+        for client in [client for client, mailbox in self._mailboxes.items() if mailbox.seen < limit]:
+            for task in self._mailboxes.pop(client).tasks.values():
+                task.cancel()
+
+    async def _answer(self, mailbox: _Mailbox, key: int, packed: PackedRequest) -> None:
+        reply: Reply
+        try:
+            reply = (key, "generation", _pack_generation(await self._engine.generate(_unpack_request(packed))))
+        except InfrastructureError as error:
+            reply = (key, "infrastructure", str(error))
+        except ValueError as error:
+            reply = (key, "value", str(error))
+        except Exception as error:  # noqa: BLE001 - it is raised again where the request was made
+            reply = (key, "program", f"{type(error).__name__}: {error}")
+        mailbox.tasks.pop(key, None)
+        mailbox.replies.append(reply)
+        mailbox.filled.set()
+
+
+def pack_request(request: GenerationRequest) -> PackedRequest:
+    """Plain values, which pickle fast and need none of our classes."""
+    sampling = request.sampling
+    return (
+        request.request_id,
+        tuple(request.token_ids),
+        request.max_tokens,
+        (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p),
+        request.seed,
+        request.stop_token_ids,
+        request.greedy,
+    )
+
+
+def _unpack_request(packed: PackedRequest) -> GenerationRequest:
+    request_id, token_ids, max_tokens, (temperature, top_p, top_k, min_p), seed, stop_token_ids, greedy = packed
+    return GenerationRequest(
+        request_id=request_id,
+        token_ids=token_ids,
+        max_tokens=max_tokens,
+        sampling=SamplingConfig(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p),
+        seed=seed,
+        stop_token_ids=stop_token_ids,
+        greedy=greedy,
+    )
+
+
+def _pack_generation(generation: Generation) -> PackedGeneration:
+    return (
+        generation.token_ids,
+        generation.logprobs,
+        generation.finish.value,
+        generation.policy_version,
+        generation.cached_tokens,
+        generation.seconds,
+    )
+
+
+def unpack_reply(reply: Reply) -> Generation | Exception:
+    """What was generated, or the exception to raise for it."""
+    if reply[1] == "generation":
+        token_ids, logprobs, finish, policy_version, cached_tokens, seconds = reply[2]
+        return Generation(
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finish=FinishReason(finish),
+            policy_version=policy_version,
+            cached_tokens=cached_tokens,
+            seconds=seconds,
+        )
+    if reply[1] == "infrastructure":
+        return InfrastructureError(reply[2], where="generate")
+    if reply[1] == "value":
+        return ValueError(reply[2])
+    return EngineError(f"the engine's actor failed: {reply[2]}")

@@ -1,0 +1,284 @@
+"""A vLLM engine in this process: token ids in, sampled ids and the log-probs of the sampled distribution out.
+
+The same code runs on a CPU and on GPUs. The engine lives on its own thread (`EngineThread`); what is awaited here is
+answered from there. Requests made in one turn of the event loop are handed over together. `engine_environment` must
+hold in this process before vLLM is imported for the first time, which `start` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from agentfly_lib.errors import EngineError, InfrastructureError
+from agentfly_lib.inference.canary import Canary, CanaryReport, judge_canary
+from agentfly_lib.inference.engine_thread import EngineThread
+from agentfly_lib.inference.generate import Generation, GenerationRequest
+from agentfly_lib.inference.settings import EngineSettings, engine_arguments
+from agentfly_lib.inference.translate import generation_of, sampling_params
+from agentfly_lib.inference.weight_update import WeightUpdate, load_in_place, read_canary, reset_caches
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+__all__ = ["VllmEngine"]
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request whose answer is awaited."""
+
+    request: GenerationRequest
+    future: asyncio.Future[Generation]
+    started: float
+
+
+class VllmEngine:
+    """One engine; a `Generate`.
+
+    Use from one event loop. `start` first, `close` at the end.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.policy_version = settings.policy_version
+        """Version of the weights that are served; the last one that a canary proved, if there were canaries."""
+        self._thread = EngineThread(self._build, on_outputs=self._on_outputs, on_death=self._on_death)
+        self._waiting: dict[str, _Waiting] = {}
+        self._outbox: list[str] = []
+        self._names = itertools.count()
+        self._unproven: str | None = None
+        """Why the weights in the engine must not be used; None while they may."""
+
+    @property
+    def error(self) -> EngineError | None:
+        """Why the engine is dead or closed; None while it lives."""
+        return self._thread.error
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are awaited now."""
+        return len(self._waiting)
+
+    async def start(self) -> None:
+        """Import vLLM and load the model.
+
+        Raises:
+            EngineError: it did not start within `start_timeout_seconds`, or cannot; the message holds vLLM's reason.
+        """
+        self._loop = asyncio.get_running_loop()
+        limit = self.settings.inference.start_timeout_seconds
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(self._thread.start()), limit)
+        except TimeoutError:
+            raise EngineError(
+                f"the engine did not start within {limit:g} s; inference.start_timeout_seconds sets the limit"
+            ) from None
+        except EngineError as error:
+            raise EngineError(
+                f"{error} (model {self.settings.model_path}, {self.settings.device})"
+            ) from error.__cause__
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """End the engine; whoever still waits gets an `InfrastructureError`."""
+        if not await asyncio.to_thread(self._thread.stop, timeout):
+            logger.warning("the engine's thread still runs %g s after it was told to end", timeout)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `Generate.generate`."""
+        self._check(request)
+        name = f"{next(self._names)}-{request.request_id}"
+        waiting = _Waiting(request=request, future=self._loop.create_future(), started=time.perf_counter())
+        self._waiting[name] = waiting
+        if not self._outbox:
+            self._loop.call_soon(self._hand_over)
+        self._outbox.append(name)
+        limit = self.settings.inference.request_timeout_seconds
+        try:
+            async with asyncio.timeout(limit):
+                return await waiting.future
+        except TimeoutError:
+            raise InfrastructureError(
+                f"request {request.request_id!r} had no answer within {limit:g} s (inference.request_timeout_seconds)",
+                where="generate",
+            ) from None
+        finally:
+            if self._waiting.pop(name, None) is not None:  # given up, not answered
+                self._abort(name)
+
+    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """The engine's log-probs of given tokens [T] at temperature 1: [T - 1], never from the prefix cache.
+
+        Raises:
+            EngineError: the engine is dead.
+        """
+        ids = tuple(token_ids)
+
+        def read(engine: LLMEngine) -> list[float]:
+            return read_canary(engine, ids, self._on_outputs, read_cache=False).logprobs
+
+        return await self._command(read)
+
+    async def load_weights(self, path: Path, version: int, canary: Canary | None = None) -> WeightUpdate:
+        """Serve the weights in the safetensors file at `path` from now on, as `version`.
+
+        Requests in flight are held, not lost: they go on with the new weights, everything before recomputed.
+        `Generation.policy_version` names the version that sampled the first token.
+
+        Raises:
+            EngineError: the engine is dead, the file is missing, or it does not fit the model.
+            CanaryError: the engine does not serve what the learner holds.
+            In all cases but a missing file nothing is generated any more until an update succeeds, and requests in
+            flight fail: tokens of unproven weights are worse than none.
+        """
+        return await self._command(lambda engine: self._update(engine, path, version, canary))
+
+    def _check(self, request: GenerationRequest) -> None:
+        if self._thread.error is not None:
+            raise InfrastructureError(str(self._thread.error), where="generate") from self._thread.error
+        if self._unproven is not None:
+            raise InfrastructureError(self._unproven, where="generate")
+        limit = self.settings.context_length
+        if not 0 < len(request.token_ids) < limit:
+            raise ValueError(
+                f"request {request.request_id!r} has a prompt of {len(request.token_ids)} tokens; the engine takes "
+                f"1 to {limit - 1} (its context of {limit} must leave room for one more)"
+            )
+        if request.max_tokens < 1:
+            raise ValueError(
+                f"request {request.request_id!r} asks for max_tokens={request.max_tokens}; at least 1 is due"
+            )
+
+    async def _command(self, command: Callable[[LLMEngine], Result]) -> Result:
+        return await asyncio.wrap_future(self._thread.run(command))
+
+    # On the event loop's thread.
+
+    def _hand_over(self) -> None:
+        names, self._outbox = self._outbox, []
+        batch = [(name, self._waiting[name].request) for name in names if name in self._waiting]
+        self._send(lambda engine: self._admit(engine, batch))
+
+    def _abort(self, name: str) -> None:
+        self._send(lambda engine: engine.abort_request([name]))
+
+    def _send(self, command: Callable[[LLMEngine], None]) -> None:
+        try:
+            sent: Future[None] = self._thread.run(command)
+        except EngineError:
+            return  # whoever waits hears of it from `_on_death`
+        sent.add_done_callback(_log_failure)
+
+    def _resolve(self, outputs: list[tuple[str, Generation | Exception]]) -> None:
+        for name, outcome in outputs:
+            waiting = self._waiting.pop(name, None)
+            if waiting is None or waiting.future.done():
+                continue
+            if isinstance(outcome, Exception):
+                waiting.future.set_exception(outcome)
+            else:
+                waiting.future.set_result(outcome)
+
+    def _fail_all(self, reason: str) -> None:
+        for name in list(self._waiting):
+            self._resolve([(name, InfrastructureError(reason, where="generate"))])
+            self._abort(name)
+
+    # On the engine's thread.
+
+    def _build(self) -> LLMEngine:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        if self.settings.device == "cpu":
+            from vllm import _custom_ops
+
+            # oneDNN would keep packed copies of the weights, which no update reaches; without it, decoding is as fast.
+            _custom_ops._supports_onednn = False
+        engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(self.settings)))
+        engine.set_weight_version(str(self.settings.policy_version))
+        return engine
+
+    def _admit(self, engine: LLMEngine, batch: list[tuple[str, GenerationRequest]]) -> None:
+        from vllm.inputs.engine import tokens_input
+
+        refused: list[tuple[str, Generation | Exception]] = []
+        for name, request in batch:
+            if self._unproven is not None:
+                refused.append((name, InfrastructureError(self._unproven, where="generate")))
+                continue
+            try:
+                engine.add_request(name, tokens_input(list(request.token_ids)), sampling_params(request))
+            except ValueError as error:
+                refused.append((name, ValueError(f"request {request.request_id!r}: {error}")))
+        if refused:
+            self._loop.call_soon_threadsafe(self._resolve, refused)
+
+    def _on_outputs(self, outputs: list[RequestOutput]) -> None:
+        if self._unproven is not None:
+            return
+        now, resolved = time.perf_counter(), []
+        for output in outputs:
+            waiting = self._waiting.get(output.request_id)
+            if output.finished and waiting is not None:
+                resolved.append((output.request_id, generation_of(output, seconds=now - waiting.started)))
+        if resolved:
+            self._loop.call_soon_threadsafe(self._resolve, resolved)
+
+    def _on_death(self, error: EngineError) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._fail_all, str(error))
+        except RuntimeError:  # the event loop is closed: nobody waits any more
+            logger.debug("the engine ended after its event loop: %s", error)
+
+    def _update(self, engine: LLMEngine, path: Path, version: int, canary: Canary | None) -> WeightUpdate:
+        if not path.is_file():
+            raise EngineError(
+                f"no weights at {path}; the learner must write them where the engine's process can read them"
+            )
+        before = None if canary is None else read_canary(engine, canary.token_ids, self._on_outputs, read_cache=False)
+        held: list[RequestOutput] = []  # finished while the new weights are not yet proven
+        report: CanaryReport | None = None
+        try:
+            load_seconds = load_in_place(engine, path)
+            engine.set_weight_version(str(version))
+            reset_seconds = self._reset_caches(engine)
+            started = time.perf_counter()
+            if canary is not None and before is not None:
+                after = read_canary(engine, canary.token_ids, held.extend, read_cache=True)
+                tolerance = self.settings.inference.canary_tolerance
+                report = judge_canary(canary, before=before, after=after, tolerance=tolerance, version=version)
+        except Exception as error:
+            self._unproven = f"the engine's weights may not be used, the update to version {version} failed: {error}"
+            self._loop.call_soon_threadsafe(self._fail_all, self._unproven)
+            raise
+        self._unproven = None
+        self.policy_version = version
+        self._on_outputs(held)
+        return WeightUpdate(
+            version=version,
+            load_seconds=load_seconds,
+            reset_seconds=reset_seconds,
+            canary_seconds=time.perf_counter() - started,
+            canary=report,
+        )
+
+    def _reset_caches(self, engine: LLMEngine) -> float:
+        return reset_caches(engine)
+
+
+def _log_failure(sent: Future[None]) -> None:
+    if not sent.cancelled() and (error := sent.exception()) is not None:
+        logger.error("a command to the engine failed: %s", error)
