@@ -119,6 +119,10 @@ class ChatFormat:
             return Bridge(ids=ids[1:])
         return Bridge(ids=self._encode(text_after_end_of_turn(tail, end_of_turn), escaped))
 
+    def encode(self, text: str) -> list[int]:
+        """Ids of text written by us (a template, a scripted reply), control tokens included; never of decoded text."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
     def decode(self, ids: Sequence[int], *, end_of_turn: bool = False) -> str:
         """Text of a reply, special tokens included; the end-of-turn token at its end only if asked for."""
         if ids and not end_of_turn and ids[-1] in self.stop_token_ids:
@@ -165,7 +169,7 @@ class ChatFormat:
     def _encode(self, text: str, escaped: Escaped) -> list[int]:
         ids: list[int] = []
         for piece, literal in escaped.pieces(text):
-            ids += self._guard.encode(piece) if literal else self.tokenizer.encode(piece, add_special_tokens=False)
+            ids += self._guard.encode(piece) if literal else self.encode(piece)
         return ids
 
     def _end_of_turn_id(self) -> int | None:

@@ -1,0 +1,42 @@
+"""Objects by name, as recipes write them: one that we ship, or `package.module:name` of the user's."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import TypeVar
+
+from agentfly_lib.errors import ConfigError
+
+__all__ = ["find_named"]
+
+Found = TypeVar("Found")
+
+
+def find_named(name: str, shipped: Mapping[str, str], kind: type[Found]) -> Found:
+    """Finds an object of a kind (`Tool`, `Reward`); `shipped` maps our names to `module:name`.
+
+    Raises `ConfigError` with the nearest name, or with what could not be imported.
+    """
+    noun = kind.__name__.lower()
+    if ":" not in name and name not in shipped:
+        near = difflib.get_close_matches(name, shipped, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"those we ship: {', '.join(sorted(shipped))}."
+        raise ConfigError(f"unknown {noun} {name!r}: {hint} One of your own is named as package.module:name")
+    module_name, _, attribute = shipped.get(name, name).partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"{noun} {name!r}: write it as package.module:name")
+    try:
+        found = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{noun} {name!r}: cannot import {module_name}: {error}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, [n for n, v in vars(found).items() if isinstance(v, kind)], n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{noun} {name!r}: {module_name} has no {attribute}{hint}")
+        found = getattr(found, part)
+    if not isinstance(found, kind):
+        raise ConfigError(f"{noun} {name!r} is a {type(found).__name__}; put @{noun} on the function")
+    return found
