@@ -1,0 +1,128 @@
+"""What a data config reads: the hash of each source, and the checked problems when somebody wants them.
+
+Hashing and reading are apart, so that a prepared dataset is recognised without parsing a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+from agentfly_lib.configs.data import (
+    ArithmeticDataConfig,
+    DataConfig,
+    FilesDataConfig,
+    Gsm8kDataConfig,
+    HubDataConfig,
+)
+from agentfly_lib.data.arithmetic import WordProblem, train_and_held_out
+from agentfly_lib.data.fingerprint import content_sha256
+from agentfly_lib.data.gsm8k import read_gsm8k
+from agentfly_lib.data.hub import load_split
+from agentfly_lib.data.problems import content_id
+from agentfly_lib.data.sources import read_rows
+from agentfly_lib.data.split import hold_out
+from agentfly_lib.data.validate import RowFormat, SourcedProblem, build_problems
+from agentfly_lib.errors import DataError
+from agentfly_lib.types import Message, Problem
+
+__all__ = ["DataInput", "open_input"]
+
+_Problems = list[SourcedProblem]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataInput:
+    """The sources of one dataset."""
+
+    contents: Mapping[str, str]
+    """Hash of each source; empty where the config alone decides."""
+    read: Callable[[], tuple[_Problems, _Problems]]
+    """Training and held-out problems, checked, before duplicates are removed. Raises `DataError`."""
+
+
+def open_input(config: DataConfig) -> DataInput:
+    """Finds and hashes the sources of a config. Raises `DataError` naming the one that cannot be read."""
+    match config:
+        case FilesDataConfig():
+            return _files(config)
+        case HubDataConfig():
+            return _hub(config)
+        case Gsm8kDataConfig():
+            return _gsm8k(config)
+        case ArithmeticDataConfig():
+            return DataInput(contents={}, read=lambda: _arithmetic(config))
+        case _:
+            assert_never(config)
+
+
+def _files(config: FilesDataConfig) -> DataInput:
+    row_format = RowFormat(question_column=config.question_column, messages_column=config.messages_column)
+    paths = {"train": config.train} if config.eval is None else {"train": config.train, "eval": config.eval}
+
+    def read_split(path: Path) -> _Problems:
+        return build_problems(read_rows(path), row_format, source=str(path), max_errors=config.max_row_errors)
+
+    def read() -> tuple[_Problems, _Problems]:
+        train = read_split(config.train)
+        if config.eval is not None:
+            return train, read_split(config.eval)
+        return _hold_out(train, config.eval_fraction, config.seed, str(config.train))
+
+    return DataInput(contents=_hashes(paths), read=read)
+
+
+def _gsm8k(config: Gsm8kDataConfig) -> DataInput:
+    def read_split(path: Path) -> _Problems:
+        return build_problems(read_gsm8k(path), RowFormat(), source=str(path))
+
+    return DataInput(
+        contents=_hashes({"train": config.train, "eval": config.eval}),
+        read=lambda: (read_split(config.train), read_split(config.eval)),
+    )
+
+
+def _hub(config: HubDataConfig) -> DataInput:
+    row_format = RowFormat(question_column=config.question_column, messages_column=config.messages_column)
+    names = [config.train_split] if config.eval_split is None else [config.train_split, config.eval_split]
+    splits = [load_split(config, name) for name in names]
+
+    def read() -> tuple[_Problems, _Problems]:
+        problems = [build_problems(split.rows(), row_format, source=split.source) for split in splits]
+        if len(problems) == 2:
+            return problems[0], problems[1]
+        return _hold_out(problems[0], config.eval_fraction, config.seed, splits[0].source)
+
+    contents = {role: split.sha256() for role, split in zip(("train", "eval"), splits, strict=False)}
+    return DataInput(contents=contents, read=read)
+
+
+def _arithmetic(config: ArithmeticDataConfig) -> tuple[_Problems, _Problems]:
+    train, held_out = train_and_held_out(config)
+    return _word_problems(train, "generated training problem"), _word_problems(held_out, "generated held-out problem")
+
+
+def _word_problems(problems: Sequence[WordProblem], where: str) -> _Problems:
+    result: _Problems = []
+    for number, problem in enumerate(problems, start=1):
+        messages: tuple[Message, ...] = ({"role": "user", "content": problem.question},)
+        columns = {"answer": problem.answer}
+        result.append(
+            SourcedProblem(
+                problem=Problem(id=content_id(messages, columns), messages=messages, columns=columns),
+                where=f"{where} {number}",
+            )
+        )
+    return result
+
+
+def _hold_out(rows: _Problems, fraction: float, seed: int, source: str) -> tuple[_Problems, _Problems]:
+    if len(rows) < 2:
+        raise DataError(f"{source} has {len(rows)} row; at least 2 are needed to hold some out, or give held-out rows")
+    return hold_out(rows, fraction, seed)
+
+
+def _hashes(paths: Mapping[str, Path]) -> dict[str, str]:
+    return {role: content_sha256(path) for role, path in paths.items()}
