@@ -1,6 +1,7 @@
 """Rollouts: one chain, many chains, and the groups they make, written as they finish."""
 
-from agentfly_lib.rollout.chain import ChainAgent, run_chain
+from agentfly_lib.rollout.agent import ChainAgent
+from agentfly_lib.rollout.chain import run_chain
 from agentfly_lib.rollout.clock import ActivityClock, CollectTimes
 from agentfly_lib.rollout.collector import Collected, collect
 from agentfly_lib.rollout.limits import ChainLimits

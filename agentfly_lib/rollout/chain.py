@@ -12,51 +12,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, ToolCall
+from agentfly_lib.chat import MalformedCall, ToolCall
 from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.errors import EngineError, InfrastructureError, PolicyError, RolloutError
 from agentfly_lib.inference.generate import Generate, Generation, GenerationRequest
+from agentfly_lib.rollout.agent import ChainAgent
 from agentfly_lib.rollout.clock import ActivityClock
 from agentfly_lib.rollout.limits import ChainLimits
+from agentfly_lib.rollout.prompts import FirstPrompts
 from agentfly_lib.rollout.segment import SegmentBuilder
 from agentfly_lib.rollout.stages import Stage
-from agentfly_lib.tools import Tool, ToolContext, execute_calls
+from agentfly_lib.tools import ToolContext, execute_calls
 from agentfly_lib.types import Failure, FailureKind, FinishReason, Message, Problem, StopReason, Trajectory
 
-__all__ = ["ChainAgent", "run_chain"]
+__all__ = ["run_chain"]
 
 logger = logging.getLogger(__name__)
-
-
-class ChainAgent(Protocol):
-    """What a chain needs of an agent. `agentfly_lib.agents.Agent` is one."""
-
-    @property
-    def chat(self) -> ChatFormat: ...
-
-    @property
-    def tools(self) -> Mapping[str, Tool]: ...
-
-    @property
-    def max_turns(self) -> int: ...
-
-    @property
-    def tool_timeout_seconds(self) -> float: ...
-
-    @property
-    def max_tool_chars(self) -> int: ...
-
-    def build_messages(self, problem: Problem) -> list[Message]:
-        """The conversation that the first prompt renders, system prompt included."""
-        ...
-
-    def parse(self, text: str, truncated: bool) -> ParsedReply:
-        """Content and tool calls of one reply; `truncated` if a limit cut it."""
-        ...
 
 
 async def run_chain(
@@ -71,6 +46,7 @@ async def run_chain(
     greedy: bool = False,
     seed_of_turn: Callable[[int], int],
     attempt: int = 0,
+    prompts: FirstPrompts | None = None,
     clock: ActivityClock | None = None,
 ) -> Trajectory:
     """Let `agent` work on `problem` once, and return what happened, failures included.
@@ -79,6 +55,7 @@ async def run_chain(
         group_id, chain: name the trajectory, `<group_id>/<chain>`.
         seed_of_turn: seed of the turn's sampling, by the turn's number from 0.
         attempt: how many tries of this chain failed before; only recorded.
+        prompts: of this agent, if many chains share them.
         clock: told when a generation or tools are in flight.
 
     Raises:
@@ -92,6 +69,7 @@ async def run_chain(
         trajectory_id=f"{group_id}/{chain}",
         group_id=group_id,
         limits=limits,
+        prompts=prompts or FirstPrompts(agent),
         clock=clock or ActivityClock(),
     )
     started = perf_counter()
@@ -140,6 +118,7 @@ class _Chain:
         trajectory_id: str,
         group_id: str,
         limits: ChainLimits,
+        prompts: FirstPrompts,
         clock: ActivityClock,
     ) -> None:
         self.id = trajectory_id
@@ -150,7 +129,7 @@ class _Chain:
         self._generate = generate
         self._limits = limits
         self._clock = clock
-        self._schemas = [tool.schema for tool in agent.tools.values()]
+        self._prompts = prompts
         self._history: list[Message] = []
         self._problem = problem
         self._context = ToolContext(trajectory_id=trajectory_id, group_id=group_id, problem=problem)
@@ -158,8 +137,8 @@ class _Chain:
 
     async def play(self, *, sampling: SamplingConfig, greedy: bool, seed_of_turn: Callable[[int], int]) -> StopReason:
         """From the first prompt to the end; says why it ended."""
-        self._history = self._agent.build_messages(self._problem)
-        self._open(self._agent.chat.prompt_ids(self._history, self._schemas))
+        self._history, prompt = self._prompts.render(self._problem)
+        self._open(prompt)
         turn = 0
         while True:
             room = self._limits.room(prompt_tokens=len(self.segments[-1]), sampled_tokens=self._num_sampled)
@@ -292,7 +271,7 @@ class _Chain:
     def _append_results(self, generation: Generation, reply: str, results: Sequence[Message], seconds: float) -> bool:
         """Append the bridge to the next turn; False, and only the messages kept, if no context would be left for it."""
         self.stage = Stage.BRIDGE
-        bridge = self._agent.chat.bridge(self._history, reply, generation.token_ids, results, self._schemas)
+        bridge = self._agent.chat.bridge(self._history, reply, generation.token_ids, results, self._prompts.schemas)
         self._history += [{"role": "assistant", "content": reply}, *results]
         before = 0 if bridge.rewritten else len(self.segments[-1])
         if before + len(bridge.ids) >= self._limits.context_length:

@@ -22,12 +22,14 @@ from dataclasses import dataclass, replace
 from agentfly_lib.configs.run import RolloutConfig
 from agentfly_lib.errors import EngineError
 from agentfly_lib.inference.generate import Generate
+from agentfly_lib.rollout.agent import ChainAgent
 from agentfly_lib.rollout.breaker import CircuitBreaker
-from agentfly_lib.rollout.chain import ChainAgent, run_chain
+from agentfly_lib.rollout.chain import run_chain
 from agentfly_lib.rollout.clock import ActivityClock, CollectTimes
 from agentfly_lib.rollout.groups import ChainPlace, OpenGroups
 from agentfly_lib.rollout.limits import ChainLimits
 from agentfly_lib.rollout.progress import CollectProgress
+from agentfly_lib.rollout.prompts import FirstPrompts
 from agentfly_lib.rollout.seeds import RolloutSeeds
 from agentfly_lib.rollout.stages import is_transient
 from agentfly_lib.rollout.writer import GroupWriter
@@ -136,6 +138,7 @@ class _Collection:
         self._groups = groups
         self._progress = progress
         self._limits = ChainLimits.from_config(config, max_turns=agent.max_turns)
+        self._prompts = FirstPrompts(agent)
         self._clock = ActivityClock()
         self._breaker = CircuitBreaker(config.max_consecutive_failures)
         self._writer = GroupWriter(
@@ -195,6 +198,7 @@ class _Collection:
                 greedy=self._greedy,
                 seed_of_turn=lambda turn: self._seeds.turn(place.group_index, place.chain, turn),
                 attempt=attempt,
+                prompts=self._prompts,
                 clock=self._clock,
             )
             self._count(sampled_tokens=self._progress.sampled_tokens + trajectory.num_sampled)
