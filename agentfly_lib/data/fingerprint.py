@@ -36,7 +36,7 @@ def content_sha256(path: Path) -> str:
 
 
 def dataset_fingerprint(config: DataConfig, contents: Mapping[str, str]) -> str:
-    """Fingerprint of a prepared dataset. `contents` holds the hash of each source (`train`, `eval`)."""
+    """Fingerprint of a prepared dataset. `contents` identifies each source (`train`, `eval`)."""
     value = {
         "preparation": _PREPARATION,
         "config": config.model_dump(mode="json", exclude=set(_IRRELEVANT)),

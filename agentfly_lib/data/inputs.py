@@ -38,7 +38,7 @@ class DataInput:
     """The sources of one dataset."""
 
     contents: Mapping[str, str]
-    """Hash of each source; empty where the config alone decides."""
+    """What identifies each source, its hash above all; empty where the config alone decides."""
     read: Callable[[], tuple[_Problems, _Problems]]
     """Training and held-out problems, checked, before duplicates are removed. Raises `DataError`."""
 
@@ -125,4 +125,5 @@ def _hold_out(rows: _Problems, fraction: float, seed: int, source: str) -> tuple
 
 
 def _hashes(paths: Mapping[str, Path]) -> dict[str, str]:
-    return {role: content_sha256(path) for role, path in paths.items()}
+    # The suffix counts: it says how the same bytes are read.
+    return {role: content_sha256(path) + path.suffix.lower() for role, path in paths.items()}

@@ -7,6 +7,7 @@ the rows, so that all of them can be reported together; a file that cannot be re
 
 from __future__ import annotations
 
+import codecs
 import csv
 import datetime
 import decimal
@@ -74,14 +75,16 @@ def read_jsonl(path: Path) -> Iterator[Row | RowFault]:
     """One JSON object per line; empty lines are skipped but counted."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line.strip():
-                yield _json_row(path, number, line)
+            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if text.strip():
+                yield _json_row(path, number, text)
 
 
 def plain_value(value: Any) -> Any:
-    """A value out of Arrow as JSON knows it: dates become ISO text, decimals digits. Raises `TypeError` for the rest."""
+    """A value out of Arrow as JSON knows it: dates become ISO text, decimals digits, NaN and infinities null.
+
+    Raises `TypeError` for anything else.
+    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

@@ -85,10 +85,10 @@ def _build(row: Row, row_format: RowFormat) -> Problem:
         conversation = row_format.question_column
         messages = (_question(values[conversation], conversation),)
     else:
+        found = ", ".join(map(repr, values)) or "no columns"
         raise _BadRow(
-            f"expected the column {row_format.question_column!r} (text) or {row_format.messages_column!r} (a conversation), "
-            f"found {', '.join(map(repr, values)) or 'no columns'}; name yours with data.question_column or "
-            "data.messages_column"
+            f"expected the column {row_format.question_column!r} (text) or {row_format.messages_column!r} "
+            f"(a conversation), found {found}; name yours with data.question_column or data.messages_column"
         )
     # An empty messages column beside a question is the other format's placeholder, not a free column.
     used = {conversation, row_format.messages_column}
