@@ -1,0 +1,138 @@
+"""The engine behind an agent that is used on its own, outside a training run.
+
+`backend_config` names it: `async_vllm` (vLLM in this process), or `scripted` (written replies, for tests and demos). An
+engine starts at the first request. It lives on an event loop of its own, so that an agent may be used from one
+`asyncio.run` after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import os
+import threading
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from agentfly_lib.chat import ChatFormat
+from agentfly_lib.configs.inference import InferenceConfig
+from agentfly_lib.errors import ConfigError, ModelError
+from agentfly_lib.inference import Generate, Generation, GenerationRequest, ScriptedGenerate
+
+__all__ = ["HostedVllm", "open_backend"]
+
+DEFAULT_CONTEXT_LENGTH = 4096
+_VLLM_NAMES = ("async_vllm", "vllm")
+_ALIASES = {
+    "gpu_memory_utilization": "gpu_memory_fraction",
+    "max_model_len": "context_length",
+    "max_num_seqs": "max_sequences",
+    "tensor_parallel_size": "tensor_parallel",
+}
+"""vLLM's own words for our settings."""
+
+Result = TypeVar("Result")
+
+
+def open_backend(config: Mapping[str, Any], *, model: str | Path, chat: ChatFormat) -> tuple[Generate, int]:
+    """The engine that a `backend_config` names, not started, and its context length. Raises `ConfigError`."""
+    options = dict(config)
+    name = options.pop("backend", "async_vllm")
+    options = {_ALIASES.get(key, key): value for key, value in options.items()}
+    context_length = options.pop("context_length", DEFAULT_CONTEXT_LENGTH)
+    if not isinstance(context_length, int) or context_length < 2:
+        raise ConfigError(f"backend_config: context_length = {context_length!r} must be a number of tokens")
+    if name == "scripted":
+        script = options.pop("script", None)
+        if script is None or options:
+            raise ConfigError("backend_config of the scripted backend has the keys 'script' and 'context_length' only")
+        return ScriptedGenerate(script, format=chat), context_length
+    if name not in _VLLM_NAMES:
+        raise ConfigError(f"unknown backend {name!r}; there are: {', '.join((*_VLLM_NAMES, 'scripted'))}")
+    for key in options.keys() - InferenceConfig.model_fields.keys():
+        near = difflib.get_close_matches(key, InferenceConfig.model_fields, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(InferenceConfig.model_fields)}"
+        raise ConfigError(f"backend_config has the unknown key {key!r}: {hint}")
+    try:
+        inference = InferenceConfig.model_validate(options)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ConfigError(f"backend_config: {fault['loc'][0]} = {fault['input']!r}: {fault['msg']}") from error
+    return HostedVllm(inference, model=model, context_length=context_length), context_length
+
+
+class HostedVllm:
+    """vLLM in this process, on its own thread and event loop; a `Generate` for any event loop."""
+
+    def __init__(self, inference: InferenceConfig, *, model: str | Path, context_length: int) -> None:
+        self._inference = inference
+        self._model = model
+        self._context_length = context_length
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._engine: asyncio.Future[Any] | None = None
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `Generate.generate`; the first request starts the engine (`EngineError` if it cannot)."""
+        return await self._there(self._generate(request))
+
+    async def close(self) -> None:
+        """Ends the engine; a later request starts a new one."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close(), loop))
+        loop.call_soon_threadsafe(loop.stop)
+
+    async def _there(self, work: Coroutine[Any, Any, Result]) -> Result:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="agentfly-engine-loop", daemon=True).start()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        if self._engine is None or (self._engine.done() and self._engine.exception() is not None):
+            self._engine = asyncio.ensure_future(self._start())
+        engine = await asyncio.shield(self._engine)
+        return await engine.generate(request)
+
+    async def _start(self) -> Any:
+        import torch
+
+        from agentfly_lib.inference.settings import EngineSettings, engine_environment, resolve_device
+        from agentfly_lib.inference.vllm import VllmEngine
+
+        settings = EngineSettings(
+            inference=self._inference,
+            model_path=_local_directory(self._model),
+            context_length=self._context_length,
+            device=resolve_device(self._inference.device, torch.cuda.device_count()),
+        )
+        for key, value in engine_environment(settings).items():
+            os.environ.setdefault(key, value)  # the process is the user's: what they set stands
+        engine = VllmEngine(settings)
+        await engine.start()
+        return engine
+
+    async def _close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None and engine.done() and engine.exception() is None:
+            await engine.result().close()
+
+
+def _local_directory(model: str | Path) -> Path:
+    path = Path(model)
+    if path.is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(model)))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(f"{model} is no directory here, and no model that can be fetched: {error}") from error

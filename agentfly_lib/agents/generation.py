@@ -1,0 +1,58 @@
+"""`generation_config` of a run: the names that the Hugging Face and vLLM worlds use, checked."""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError
+
+from agentfly_lib.configs.base import Config
+from agentfly_lib.configs.inference import SamplingConfig
+from agentfly_lib.errors import ConfigError
+
+__all__ = ["GenerationConfig"]
+
+_ALIASES = {"max_new_tokens": "max_tokens", "max_length": "max_tokens"}
+
+
+class GenerationConfig(Config):
+    """How one run samples."""
+
+    max_tokens: PositiveInt = 1024
+    """Tokens of one turn."""
+    temperature: NonNegativeFloat = 1.0
+    """0 takes the most probable token each time."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    do_sample: bool = True
+    """False is the same as temperature 0."""
+    seed: Annotated[int, Field(ge=0, lt=2**62)] = Field(default_factory=lambda: secrets.randbits(62))
+    """The same seed gives the same run; drawn anew if unset."""
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any] | None) -> GenerationConfig:
+        """Raises `ConfigError` naming the key."""
+        renamed = {_ALIASES.get(key, key): value for key, value in (values or {}).items()}
+        if renamed.get("top_k") == -1:  # "all tokens" in vLLM's words
+            renamed["top_k"] = 0
+        for key in renamed.keys() - cls.model_fields.keys():
+            near = difflib.get_close_matches(key, cls.model_fields, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(cls.model_fields)}"
+            raise ConfigError(f"generation_config has the unknown key {key!r}: {hint}")
+        try:
+            return cls.model_validate(renamed)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise ConfigError(f"generation_config: {fault['loc'][0]} = {fault['input']!r}: {fault['msg']}") from error
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0 or not self.do_sample
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        return SamplingConfig(temperature=self.temperature or 1.0, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p)
