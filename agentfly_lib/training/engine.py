@@ -23,9 +23,10 @@ import torch
 import torch.distributed as dist
 
 from agentfly_lib.configs import LearnerConfig, OptimConfig
+from agentfly_lib.errors import LearnerError
 from agentfly_lib.training.policy import PolicyModule
 
-__all__ = ["GuardedAdamW", "TrainingEngine", "join_process_group", "leave_process_group", "process_environment"]
+__all__ = ["GuardedAdamW", "TrainingEngine", "join_process_group", "process_environment"]
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
@@ -141,7 +142,18 @@ def process_environment(*, device: str, threads: int) -> dict[str, str]:
 
 
 def join_process_group(*, rank: int, world: int, address: str, port: int, device: torch.device) -> None:
-    """Makes this process one of `world` ranks. Collective; one group per process and time."""
+    """Makes this process one of `world` ranks. Collective.
+
+    Once per process: DeepSpeed keeps references to the first group for good. A second call with the same rank and
+    world is content with the group that there is; another one raises `LearnerError`.
+    """
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (rank, world):
+            raise LearnerError(
+                f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already and cannot become "
+                f"rank {rank} of {world}; use a new process"
+            )
+        return
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", MASTER_ADDR=address, MASTER_PORT=str(port))
     import deepspeed
 
@@ -157,12 +169,6 @@ def join_process_group(*, rank: int, world: int, address: str, port: int, device
     )
 
 
-def leave_process_group() -> None:
-    """Ends this process's membership, if it has any."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def _deepspeed_config(learner: LearnerConfig, optim: OptimConfig) -> dict[str, Any]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -175,7 +181,7 @@ def _deepspeed_config(learner: LearnerConfig, optim: OptimConfig) -> dict[str, A
     }
     if learner.dtype == "bfloat16":
         config["bf16"] = {"enabled": True}
-        if learner.zero_stage < 2:
+        if learner.zero_stage == 1:  # the one stage that can keep float32 sums beside bfloat16 gradients
             config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config
 

@@ -32,7 +32,6 @@ from agentfly_lib.training.checkpoint import (
 from agentfly_lib.training.engine import (
     TrainingEngine,
     join_process_group,
-    leave_process_group,
 )
 from agentfly_lib.training.metrics import finite_only, sample_metrics
 from agentfly_lib.training.packing import plan_step, to_batch
@@ -228,12 +227,11 @@ class LearnerRank:
         return ref
 
     def close(self) -> None:
-        """Gives up the process group; the object cannot be used afterwards."""
+        """Gives back the engine; the object cannot be used afterwards. The process stays a rank of its group."""
         self.clean = False
         if hasattr(self, "engine"):
             self.engine.close()
             del self.engine
-        leave_process_group()
 
     def _state(self) -> CheckpointState:
         learner = self.config.learner

@@ -54,7 +54,9 @@ def segment(rng: np.random.Generator, length: int, *, sampled: slice | None = No
     )
 
 
-def trajectory(group: str, chain: int, segments: tuple[Segment, ...], reward: float | None, **fields: Any) -> Trajectory:
+def trajectory(
+    group: str, chain: int, segments: tuple[Segment, ...], reward: float | None, **fields: Any
+) -> Trajectory:
     values: dict[str, Any] = {"stop": StopReason.FINISHED} | fields
     return Trajectory(
         id=f"{group}/{chain}",
@@ -68,9 +70,7 @@ def trajectory(group: str, chain: int, segments: tuple[Segment, ...], reward: fl
 
 
 def group(name: str, trajectories: list[Trajectory]) -> TrajectoryGroup:
-    return TrajectoryGroup(
-        id=name, problem=Problem(id=name, messages=()), trajectories=tuple(trajectories)
-    )
+    return TrajectoryGroup(id=name, problem=Problem(id=name, messages=()), trajectories=tuple(trajectories))
 
 
 def step_groups(step: int, *, groups: int = 4, chains: int = 4) -> list[TrajectoryGroup]:

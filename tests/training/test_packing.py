@@ -59,9 +59,7 @@ def test_every_sample_is_dealt_once_and_ranks_have_equally_many_microbatches(
         assert minibatch.num_loss_tokens == sum(samples[index].num_loss_tokens for index in minibatch.samples)
         for rank in minibatch.ranks:
             assert all(sum(lengths[index] for index in row) <= 60 for row in rank)
-        homes = {
-            samples[index].trajectory_id: set() for index in minibatch.samples
-        }
+        homes = {samples[index].trajectory_id: set() for index in minibatch.samples}
         for place, rank in enumerate(minibatch.ranks):
             for row in rank:
                 for index in row:

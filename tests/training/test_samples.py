@@ -74,9 +74,7 @@ def test_groups_without_signal_are_dropped_and_counted(factories: ModuleType) ->
 def test_truncated_trajectories_can_be_kept_out_of_the_loss_but_not_of_the_statistics(factories: ModuleType) -> None:
     cut = factories.trajectory("g", 0, (part(factories),), 0.0, stop=StopReason.MAX_TOKENS)
     done = [factories.trajectory("g", chain, (part(factories),), 1.0) for chain in (1, 2, 3)]
-    samples, report = build_samples(
-        [factories.group("g", [cut, *done])], AlgorithmConfig(mask_truncated=True)
-    )
+    samples, report = build_samples([factories.group("g", [cut, *done])], AlgorithmConfig(mask_truncated=True))
     # mean 3/4, std 1/2: A = 0.25 / 0.500001
     assert [sample.trajectory_id for sample in samples] == ["g/1", "g/2", "g/3"]
     assert samples[0].advantages[4] == pytest.approx(0.499999)

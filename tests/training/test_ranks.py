@@ -1,0 +1,133 @@
+"""The learner as Ray actors: found again, replaced when they do not fit, and never waited for when they are dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+pytest.importorskip("deepspeed")
+ray = pytest.importorskip("ray")
+
+from agentfly_lib.errors import LearnerError, ModelError  # noqa: E402
+from agentfly_lib.refs import LearnerRef, ModelRef  # noqa: E402
+from agentfly_lib.training.ranks import Learner, ensure_learner  # noqa: E402
+
+NAMESPACE = "learner-tests"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray() -> Iterator[None]:
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        object_store_memory=200 * 2**20,
+        logging_level="ERROR",
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}},
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+async def ranks(factories: ModuleType, tiny_model: Path) -> AsyncIterator[Any]:
+    """Ensures a learner of two ranks; they are ended with the test."""
+    model = ModelRef(path=tiny_model, fingerprint="tiny")
+    refs: list[tuple[LearnerRef, Any]] = []
+
+    async def ensure(*, checkpoint: Any = None, model: ModelRef = model, **learner: Any) -> tuple[Learner, LearnerRef]:
+        config = factories.run_config(learner={"ranks": 2, "zero_stage": 2} | learner)
+        ref = await ensure_learner(config, model, checkpoint, run_name="test", namespace=NAMESPACE)
+        refs.append((ref, config.learner))
+        return Learner(ref, config.learner), ref
+
+    yield ensure
+    for ref, config in refs:
+        Learner(ref, config).close()
+
+
+@pytest.fixture
+def scored_step(tmp_path: Path, factories: ModuleType) -> Path:
+    """A step directory with complete rollouts and scores."""
+    from agentfly_lib.store.layout import StepDirectory
+    from agentfly_lib.store.manifest import RolloutStore
+    from agentfly_lib.store.scores import Score, ScoreStore
+    from agentfly_lib.types import Outcome
+
+    groups = factories.step_groups(0)
+    directory = StepDirectory(tmp_path / "steps" / "000000")
+    rollouts = RolloutStore.open(
+        directory, step=0, policy_version=0, group_ids=[group.id for group in groups], chains=4
+    )
+    part = rollouts.append(groups)
+    assert part is not None
+    manifest = rollouts.finish()
+    scores = ScoreStore(directory, "test")
+    scores.append(
+        part.name,
+        [
+            Score(trajectory_id=item.id, outcome=Outcome.SCORED, reward=item.reward)
+            for group in groups
+            for item in group.trajectories
+        ],
+    )
+    scores.finish(manifest)
+    return directory.path
+
+
+@pytest.mark.timeout(300)
+async def test_the_life_of_a_learner(ranks: Any, scored_step: Path, tmp_path: Path) -> None:
+    learner, ref = await ranks()
+    assert ref.policy_version == 0
+    assert len(ref.names) == 2
+    pids = [status.pid for status in await learner.status()]
+
+    # Asked again: the same processes. Asked for the same step again: the same report, and no second update.
+    report = await learner.update(scored_step, 0)
+    _, again = await ranks()
+    assert again.policy_version == 1
+    assert [status.pid for status in await learner.status()] == pids
+    assert await learner.update(scored_step, 0) == report
+
+    canary = await learner.canary()
+    assert len(canary.logprobs) == len(canary.token_ids) - 1
+    await learner.export(tmp_path / "weights.safetensors", 1)
+    assert (tmp_path / "weights.safetensors").exists()
+    checkpoint = await learner.save(tmp_path / "000001")
+
+    # A refusal harms nobody; the ranks stay.
+    with pytest.raises(LearnerError, match="it needs version 7"):
+        await learner.update(scored_step, 7)
+    assert [status.pid for status in await learner.status()] == pids
+
+    # One rank is killed: noticed at once, by name, the other one is ended too, nobody waits for the time limit.
+    os.kill(pids[1], signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(LearnerError, match="test-learner-1"):
+        await learner.canary()
+    assert time.monotonic() - start < 20
+
+    # The same command again: new processes that hold what the checkpoint holds.
+    learner, ref = await ranks(checkpoint=checkpoint)
+    assert ref.policy_version == 1
+    assert not set(pids) & {status.pid for status in await learner.status()}
+    assert (await learner.canary()).logprobs == canary.logprobs
+
+
+@pytest.mark.timeout(300)
+async def test_a_start_that_cannot_work_says_why(ranks: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        await ranks(model=ModelRef(path=tmp_path, fingerprint="none"), ranks=1)
+    with pytest.raises(LearnerError, match="took longer than"):
+        await ranks(start_timeout_seconds=0.2)

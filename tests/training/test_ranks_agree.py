@@ -1,0 +1,129 @@
+"""Real processes that talk over gloo: any number of ranks and any ZeRO stage train the same policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("deepspeed")
+from safetensors.torch import load_file  # noqa: E402
+
+Weights = dict[str, torch.Tensor]
+Train = Callable[..., tuple[list[dict[str, Any]], Weights]]
+
+GRADIENT = {"lr": 1.0, "eps": 1.0, "minibatches": 2}
+"""The first AdamW step is then a smooth function of the gradient, so equal weights mean equal gradients."""
+
+
+@pytest.fixture
+def train(tmp_path: Path, tiny_model: Path, factories: ModuleType, free_port: Callable[[], int]) -> Train:
+    """Runs a learner of `world` processes over some steps; returns the reports of rank 0 and the final weights."""
+    count = 0
+
+    def run(
+        *,
+        world: int,
+        steps: list[int],
+        groups: dict[str, int] | None = None,
+        checkpoint: dict[str, Any] | None = None,
+        save_after: int | None = None,
+        save_to: Path | None = None,
+        **sections: dict[str, Any],
+    ) -> tuple[list[dict[str, Any]], Weights]:
+        nonlocal count
+        count += 1
+        port = free_port()
+        sections["learner"] = {"ranks": world} | sections.get("learner", {})
+        config = factories.run_config(**sections).model_dump(mode="json")
+        programs = []
+        folder = tmp_path / f"run-{count}"
+        folder.mkdir()
+        for rank in range(world):
+            spec = {
+                "rank": rank,
+                "world": world,
+                "port": port,
+                "config": config,
+                "model": str(tiny_model),
+                "checkpoint": checkpoint,
+                "steps": steps,
+                "groups": groups or {},
+                "save_after": save_after,
+                "save_to": str(save_to),
+                "weights": str(folder / "weights.safetensors"),
+                "reports": str(folder / f"reports-{rank}.json"),
+            }
+            path = folder / f"spec-{rank}.json"
+            path.write_text(json.dumps(spec))
+            programs.append(
+                subprocess.Popen(
+                    [sys.executable, str(Path(__file__).with_name("rank_program.py")), str(path)],
+                    stdout=(folder / f"log-{rank}").open("w"),
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")},
+                )
+            )
+        try:
+            for rank, program in enumerate(programs):
+                assert program.wait(timeout=240) == 0, (folder / f"log-{rank}").read_text()[-3000:]
+        finally:
+            for program in programs:
+                program.kill()
+        reports = [json.loads((folder / f"reports-{rank}.json").read_text()) for rank in range(world)]
+        digests = [[report["weights_digest"] for report in of_rank] for of_rank in reports]
+        assert all(other == digests[0] for other in digests), "the ranks hold different weights"
+        return reports[0], load_file(folder / "weights.safetensors")
+
+    return run
+
+
+def difference(one: Weights, other: Weights) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_equal_one_in_every_zero_stage(train: Train) -> None:
+    one_reports, one = train(world=1, steps=[0], optim=GRADIENT)
+    for stage in (0, 1, 2, 3):
+        reports, weights = train(world=2, steps=[0], optim=GRADIENT, learner={"zero_stage": stage})
+        assert difference(one, weights) < 5e-6, f"ZeRO {stage}"
+        for name, value in one_reports[0]["metrics"].items():
+            if name.split("/")[1] not in {"microbatches", "idle", "tokens_per_second"}:
+                assert reports[0]["metrics"][name] == pytest.approx(value, rel=2e-4, abs=1e-6), f"ZeRO {stage}: {name}"
+
+
+@pytest.mark.timeout(300)
+def test_ranks_without_work_take_part_with_empty_rows(train: Train) -> None:
+    # Two trajectories of one group, in two minibatches: the second rank has nothing to do in either.
+    few = {"groups": 2, "chains": 2}
+    config = {"optim": GRADIENT, "rollout": {"problems_per_step": 2, "chains": 2}}
+    one_reports, one = train(world=1, steps=[0], groups=few, **config)
+    assert 0 < one_reports[0]["metrics"]["train/trained_trajectories/count"] <= 4
+    reports, weights = train(world=2, steps=[0], groups=few, learner={"zero_stage": 3}, **config)
+    assert reports[0]["metrics"]["train/idle/fraction"] > 0
+    assert difference(one, weights) < 5e-6
+
+
+@pytest.mark.timeout(300)
+def test_four_steps_equal_two_and_two_more_in_new_processes(train: Train, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints" / "000002"
+    sections: dict[str, Any] = {"learner": {"zero_stage": 2}, "optim": {"minibatches": 2}}
+    whole_reports, whole = train(world=2, steps=[0, 1, 2, 3], save_after=1, save_to=path, **sections)
+    checkpoint = json.loads(Path(f"{path}.json").read_text())
+    reports, resumed = train(world=2, steps=[2, 3], checkpoint=checkpoint, **sections)
+    assert [report["weights_digest"] for report in reports] == [
+        report["weights_digest"] for report in whole_reports[2:]
+    ]
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
