@@ -5,8 +5,8 @@ by a placeholder, one private-use character; templates see ordinary text. After 
 by a copy of the tokenizer that knows no added tokens, so that the model reads the spelling and not the control token.
 What the template itself writes stays as it is.
 
-Special tokens are guarded in every message and in tool schemas. In tool results, which come from outside, every added
-token is (`</tool_response>`, `<tool_call>`, ...), so that a result cannot end itself and call a tool.
+Special tokens are guarded in every message and in tool schemas. In tool results, which come from outside, tags with a
+token of their own are too (`</tool_response>`, `<tool_call>`, ...), so that a result cannot end itself and call a tool.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ __all__ = ["Escaped", "LiteralGuard"]
 
 _PRIVATE_USE = (0xF0000, 0xFFFFD)
 """Supplementary Private Use Area-A: no assigned meaning, one character each."""
+
+
+_TAG = re.compile(r"<\S+>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +54,7 @@ class LiteralGuard:
     def __init__(self, tokenizer: Any) -> None:
         added = list(tokenizer.added_tokens_decoder.values())
         self._special = _pattern(token.content for token in added if token.special)
-        self._added = _pattern(token.content for token in added)
-        self._spellings = sorted({token.content for token in added})
+        self._markup = _pattern(token.content for token in added if token.special or _TAG.fullmatch(token.content))
         self._tokenizer = tokenizer
         self._encode: Callable[[str], list[int]] | None = None
 
@@ -86,7 +88,7 @@ class LiteralGuard:
         return self._encode(text)
 
     def _pattern_for(self, message: Message) -> re.Pattern[str]:
-        return self._added if message.get("role") in ("tool", "function", "ipython") else self._special
+        return self._markup if message.get("role") in ("tool", "function", "ipython") else self._special
 
 
 def _literal_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
