@@ -4,7 +4,7 @@ from fractions import Fraction
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly_lib.evaluation import pass_at_k, pass_at_k_estimate
@@ -27,6 +27,7 @@ def test_values_counted_by_hand(samples, correct, k, expected):
     assert pass_at_k(samples, correct, k) == pytest.approx(float(expected), abs=1e-15)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
 def test_equals_the_share_of_subsets_with_a_right_sample(case):
     samples, correct, k = case

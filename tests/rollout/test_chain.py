@@ -5,7 +5,7 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly_lib.errors import EngineError, EnvironmentFailure, InfrastructureError
@@ -166,6 +166,16 @@ async def test_a_template_that_rewrites_history_begins_a_new_segment(world):
     assert trajectory.num_sampled == sum(segment.num_sampled for segment in trajectory.segments)
 
 
+async def test_a_fresh_prompt_is_measured_by_itself_not_behind_the_old_segment(world):
+    agent = world.CharacterAgent(chat=world.CharacterChat(rewrites=True))
+    old = len("Q 2+2?|A ") + len(world.call("count")) + 1
+    for context, stop in ((old + 1, StopReason.FINISHED), (old - 1, StopReason.MAX_TOKENS)):
+        trajectory = await world.run(
+            world.scripted(world.call("count"), ""), agent, limits=limits(world, context_length=context)
+        )
+        assert trajectory.stop is stop
+
+
 async def test_a_prompt_without_room_is_a_failure_that_names_the_trajectory(world):
     trajectory = await world.run(world.scripted("x"), limits=limits(world, context_length=9))
     assert trajectory.stop is StopReason.FAILED
@@ -311,6 +321,7 @@ replies = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(
     script=st.lists(replies, min_size=6, max_size=6),
     rewrites=st.booleans(),

@@ -183,6 +183,8 @@ async def test_a_resume_asks_only_for_what_is_missing_with_the_seeds_of_an_unint
             assert [s.token_ids.tolist() for s in mine.segments] == [s.token_ids.tolist() for s in other.segments]
     seeds = {request.request_id: request.seed for request in whole.requests}
     assert all(seeds[request.request_id] == request.seed for request in second.requests)
+    assert seeds["0-4/1/1"] == RolloutSeeds(run_seed=0, step=0).turn(4, 1, 1)
+    assert len(set(seeds.values())) == len(seeds)
 
 
 async def test_a_complete_collection_asks_for_nothing(world, tmp_path):

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly_lib.rollout import RolloutSeeds, turn_seed
@@ -34,6 +34,7 @@ def test_a_whole_run_has_no_two_equal_seeds():
     assert len(seeds) == 10 * 16 * 8 * 4
 
 
+@settings(deadline=None)
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_seeds_fit_in_63_bits_whatever_the_run_seed(run_seed):
     assert 0 <= turn_seed(**(PLACE | {"run_seed": run_seed})) < 2**63

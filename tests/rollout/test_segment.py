@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly_lib.rollout import SegmentBuilder
@@ -96,6 +96,7 @@ def test_a_built_segment_does_not_change_with_its_builder():
 pieces = st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 2**31 - 1), max_size=5)), max_size=10)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), pieces)
 def test_lengths_always_match_and_spans_tile_what_follows_the_prompt(prompt, pieces):
     builder = SegmentBuilder()
