@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agentfly_lib.types import FinishReason, Message, Problem, Segment, StopReason, Trajectory, Turn
-
-DEADLINE = 120.0
-
-
-def wait_until(condition: Callable[[], bool], what: str, deadline: float = DEADLINE) -> None:
-    """Poll something that gives no event, for a bounded time."""
-    end, pause = time.monotonic() + deadline, threading.Event()
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline:.0f} s: {what}"
-        pause.wait(0.05)
 
 
 def sampled(content: str, start: int, end: int, seconds: float) -> Turn:
@@ -43,9 +31,7 @@ def observed(name: str, content: str, start: int, end: int, seconds: float) -> T
 
 @pytest.fixture
 def problem() -> Problem:
-    return Problem(
-        id="p1", messages=({"role": "user", "content": "What is 7 times 5?"},), columns={"answer": "35"}
-    )
+    return Problem(id="p1", messages=({"role": "user", "content": "What is 7 times 5?"},), columns={"answer": "35"})
 
 
 @pytest.fixture
@@ -76,9 +62,19 @@ def trajectory() -> Trajectory:
     )
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database with nothing in it: making one takes seconds, copying it none."""
+    from mlflow.tracking import MlflowClient
+
+    file = tmp_path_factory.mktemp("store") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
+    return file
+
+
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of runs, with an empty current directory beside it and no tracking server in the environment."""
+def bare_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of runs that is not there yet, an empty current directory, no tracking server in the environment."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -86,3 +82,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         monkeypatch.setenv(name, "true")
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def root(bare_root: Path, empty_store: Path) -> Path:
+    """A folder of runs with an MLflow store that is empty."""
+    bare_root.mkdir()
+    shutil.copy(empty_store, bare_root / "mlflow.db")
+    return bare_root

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,9 @@ def test_reopening_goes_on_with_numbers_and_with_what_is_left(tmp_path: Path):
     second.close()
 
 
-@pytest.mark.parametrize("torn", [b"{", b'{"sequence":2,"time_ms":1,"kind":"b","payl', b'{"sequence":2}' + b" " * 200_000])
+@pytest.mark.parametrize(
+    "torn", [b"{", b'{"sequence":2,"time_ms":1,"kind":"b","payl', b'{"sequence":2}' + b" " * 200_000]
+)
 def test_a_torn_last_line_is_dropped_and_its_number_used_again(tmp_path: Path, torn: bytes):
     first = Outbox(tmp_path)
     first.append("a", {"text": "x" * 100_000})
@@ -144,7 +147,7 @@ def test_a_full_disk_costs_the_event_and_leaves_the_queue_whole(outbox: Outbox, 
     assert [(event.sequence, event.kind) for event in outbox.read(10)] == [(1, "a"), (2, "b")]
 
 
-def _append_until_killed(directory: Path, started: multiprocessing.synchronize.Event) -> None:  # pyright: ignore
+def _append_until_killed(directory: Path, started: Event) -> None:
     outbox = Outbox(directory)
     for step in range(1_000_000):
         outbox.append("metrics", {"step": step, "values": {"train/reward/mean": 0.5}})

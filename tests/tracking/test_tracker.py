@@ -59,22 +59,24 @@ class Color(Enum):
     RED = "red"
 
 
-def test_a_whole_run_as_mlflow_shows_it(root: Path, tmp_path: Path, trajectory: Trajectory, problem: Problem):
+def test_a_whole_run_as_mlflow_shows_it(bare_root: Path, tmp_path: Path, trajectory: Trajectory, problem: Problem):
     figure = tmp_path / "curve.png"
     figure.write_bytes(b"picture")
-    with open_tracker(root) as tracker:
+    with open_tracker(bare_root) as tracker:
         tracker.set_tags({"host": "here", "gpus": 0})
         tracker.log_params({"lr": 1e-4, "color": Color.RED, "long": "x" * 7000, "betas": (0.9, 0.95), "none": None})
         tracker.log_config('run.name = "demo"\n')
         for step in range(3):
             tracker.log_metrics(step, {"train/reward/mean": step / 2, "train/pass@1/mean": 0.25})
         tracker.log_metrics(3, {"train/loss/mean": math.nan, "train/kl/mean": math.inf, "train/reward/mean": 1.5})
-        tracker.log_table("evaluation", [{"version": 0, "reward": 0.1}, {"version": 10, "reward": np.float32(0.5), "x": math.nan}])
+        tracker.log_table(
+            "evaluation", [{"version": 0, "reward": 0.1}, {"version": 10, "reward": np.float32(0.5), "x": math.nan}]
+        )
         tracker.log_figure(figure)
         tracker.log_checkpoint(tmp_path / "checkpoints" / "3", version=3, digest="abc")
         tracker.log_trajectories(3, [(trajectory, problem)])
 
-    client = mlflow_client(root)
+    client = mlflow_client(bare_root)
     run = only_run(client)
     assert run.info.run_name == "demo"
     assert run.info.status == "FINISHED"
@@ -96,10 +98,9 @@ def test_a_whole_run_as_mlflow_shows_it(root: Path, tmp_path: Path, trajectory: 
     assert artifact(client, run_id, "figures/curve.png", tmp_path) == "picture"
     reference = json.loads(artifact(client, run_id, "checkpoints/000003.json", tmp_path))
     assert reference == {"path": str(tmp_path / "checkpoints" / "3"), "policy_version": 3, "digest": "abc"}
-    rows = json.loads(artifact(client, run_id, "trajectories/000003.json", tmp_path))
-    assert rows["data"][0][rows["columns"].index("final_response")] == "The answer is \\boxed{35}"
-    shown = json.loads(run.data.tags["mlflow.loggedArtifacts"])
-    assert shown == [
+    shown = json.loads(artifact(client, run_id, "trajectories/000003.json", tmp_path))
+    assert shown["data"][0][shown["columns"].index("final_response")] == "The answer is \\boxed{35}"
+    assert json.loads(run.data.tags["mlflow.loggedArtifacts"]) == [
         {"path": "evaluation.json", "type": "table"},
         {"path": "trajectories/000003.json", "type": "table"},
     ]
