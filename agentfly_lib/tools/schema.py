@@ -82,9 +82,13 @@ def read_signature(function: Callable[..., Any], *, tool: str) -> Arguments:
     names: list[str] = []
     context_name: str | None = None
     takes_more = False
-    for index, parameter in enumerate(inspect.signature(function).parameters.values()):
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError as error:
+        raise ConfigError(f"tool {tool}: {error}; wrap it in a function of your own") from error
+    for index, parameter in enumerate(parameters):
         name, annotation = parameter.name, hints.get(parameter.name, Any)
-        if index == 0 and name in ("self", "cls"):
+        if index == 0 and name == "self":
             continue
         if _is_context(name, annotation):
             context_name = name

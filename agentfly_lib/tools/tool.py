@@ -64,7 +64,7 @@ class Tool:
         return self.function(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Tool:
-        if instance is None:
+        if instance is None or not self.needs_instance:
             return self
         return replace(self, function=self.function.__get__(instance, owner))
 
@@ -99,9 +99,14 @@ class Tool:
 
     @property
     def needs_instance(self) -> bool:
-        """A method that was not taken from an instance, and so cannot be executed."""
-        first = next(iter(inspect.signature(self.function).parameters), None)
-        return first in ("self", "cls")
+        """A method (its first parameter is `self`) that was not taken from an instance, and so cannot be executed."""
+        if inspect.ismethod(self.function) or not hasattr(self.function, "__get__"):
+            return False
+        try:
+            parameters = inspect.signature(self.function).parameters
+        except ValueError:  # a builtin that does not tell its signature
+            return False
+        return next(iter(parameters), None) == "self"
 
 
 @overload
