@@ -185,5 +185,3 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     for key, item in value.items():
         flat.update(_flatten(item, f"{prefix}.{key}" if prefix else str(key)))
     return flat
-
-

@@ -173,7 +173,9 @@ class RunConfig(Config):
                 f"rollout.max_sampled_tokens={rollout.max_sampled_tokens}"
             )
         if rollout.chains < 2:
-            raise ValueError("rollout.chains=1 gives every group an advantage of 0, nothing would be learnt; use 2 or more")
+            raise ValueError(
+                "rollout.chains=1 gives every group an advantage of 0, nothing would be learnt; use 2 or more"
+            )
         if trajectories % self.optim.minibatches:
             raise ValueError(
                 f"optim.minibatches={self.optim.minibatches} does not divide the {trajectories} trajectories of a step "

@@ -57,6 +57,11 @@ class StepDirectory:
         return self.path / "update.json"
 
     @property
+    def metrics_file(self) -> Path:
+        """All metrics of a training step, for reports; MLflow has them too."""
+        return self.path / "metrics.json"
+
+    @property
     def report_file(self) -> Path:
         """Report of an evaluation."""
         return self.path / "report.json"

@@ -30,6 +30,7 @@ from agentfly_lib.store.atomic import sync_directory, write_json
 
 __all__ = [
     "CheckpointState",
+    "checkpoint_at",
     "copy_model_files",
     "newest_checkpoint",
     "prune",
@@ -130,6 +131,11 @@ def newest_checkpoint(directory: Path) -> CheckpointRef | None:
         except ShardError as error:
             logger.warning("ignoring the checkpoint %s: %s", path, error)
     return None
+
+
+def checkpoint_at(path: Path) -> CheckpointRef:
+    """The checkpoint in this directory. Raises `ShardError` if there is none or its state cannot be read."""
+    return _ref(path, read_state(path).policy_version)
 
 
 def verify_checkpoint(ref: CheckpointRef) -> None:

@@ -1,0 +1,261 @@
+"""The `agentfly` command. Every import that costs time is inside the command that needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentfly_lib.environment import prepare_environment
+from agentfly_lib.errors import AgentFlyError, UserError
+
+if TYPE_CHECKING:
+    from agentfly_lib.configs import RunConfig
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    name="agentfly",
+    help="Train LLM agents that use tools, by reinforcement learning, as a durable pipeline.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="Recipes and configs.", no_args_is_help=True)
+model_app = typer.Typer(help="Models made on this machine.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+app.add_typer(model_app, name="model")
+
+Recipe = Annotated[Path, typer.Argument(help="A recipe: a TOML file such as recipes/demo.toml.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key of the recipe, e.g. --set optim.lr=1e-4. Repeatable."
+    ),
+]
+Run = Annotated[Path, typer.Argument(help="A run directory, e.g. runs/demo.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No bars and no table, only the final report.")]
+
+
+def main() -> None:
+    """Runs the command line; exits 2 with one clear message for what the user can mend, 130 on Ctrl-C."""
+    try:
+        app(standalone_mode=True)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; run the same command again to go on", err=True)
+        sys.exit(130)
+    except BaseExceptionGroup as group:
+        _fail(_first_of_ours(group), group)
+    except AgentFlyError as error:
+        _fail(error, error)
+
+
+def _fail(error: BaseException | None, whole: BaseException) -> None:
+    if isinstance(error, UserError):
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    if isinstance(error, AgentFlyError):
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        typer.echo("Nothing that was finished is lost: run the same command again to go on.", err=True)
+        sys.exit(1)
+    raise whole
+
+
+def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
+    for error in group.exceptions:
+        found = _first_of_ours(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, AgentFlyError):
+            return found
+    return None
+
+
+@app.command()
+def train(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -> None:
+    """Train as a recipe says. The same command again resumes a run that was stopped or killed."""
+    config = _load(recipe, overrides)
+    _prepare(config)
+    typer.echo(_run_flow("train", config.run.name, quiet, config).text)
+
+
+@app.command()
+def evaluate(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint (runs/demo/checkpoints/000030) or a model directory.")
+    ],
+    recipe: Annotated[
+        Path | None, typer.Option(help="Recipe to evaluate with; a checkpoint's own run config if not given.")
+    ] = None,
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Evaluate a checkpoint or a model directory on the held-out problems."""
+    from agentfly_lib.configs import load_config
+
+    if recipe is None:
+        recipe = checkpoint.parent.parent / "config.toml"
+        if not recipe.exists():
+            raise UserError(f"{checkpoint} is not inside a run directory; say how to evaluate it with --recipe RECIPE")
+    config = load_config(recipe, overrides or ())
+    _prepare(config)
+    summary = _run_flow("evaluate", checkpoint.name, quiet, config, checkpoint)
+    typer.echo(summary.text)
+
+
+@app.command()
+def collect(
+    recipe: Recipe,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Checkpoint or model directory; the recipe's model if not given.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="How many steps' worth of problems to collect.")] = 1,
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Collect and score rollouts into shards, without training."""
+    config = _load(recipe, overrides)
+    _prepare(config)
+    for shards in _run_flow("collect", config.run.name, quiet, config, checkpoint, steps):
+        typer.echo(f"{shards.path}: {shards.trajectories} trajectories in {shards.parts} parts")
+
+
+@app.command()
+def prepare(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -> None:
+    """Read, check and split a recipe's dataset; instant when it was done before."""
+    config = _load(recipe, overrides)
+    _prepare(config)
+    dataset = _run_flow("prepare", config.run.name, quiet, config)
+    typer.echo(
+        f"{dataset.path}: {dataset.train_rows} training and {dataset.eval_rows} held-out problems, "
+        f"columns {', '.join(dataset.columns) or 'none'}, {dataset.duplicates} duplicates removed"
+    )
+
+
+@app.command()
+def ledger(run: Run) -> None:
+    """Print the balance of every step: problems x chains = scored + truncated + failed + dropped. Exits 1 if it is off."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from agentfly_lib.store.layout import RunDirectory
+    from agentfly_lib.store.ledger import run_balance
+
+    balances = run_balance(RunDirectory(_existing_run(run)))
+    table = Table(title=f"Ledger of {run}", title_justify="left")
+    for column in ("step", "problems", "chains", "requested", "scored", "truncated", "failed", "dropped", "balance"):
+        table.add_column(column, justify="right")
+    for row in balances:
+        counts = (row.step, row.problems, row.chains, row.requested, row.scored, row.truncated, row.failed, row.dropped)
+        table.add_row(*[str(count) for count in counts], "ok" if row.balanced else "OFF")
+    Console().print(table)
+    off = [row.step for row in balances if not row.balanced]
+    if off:
+        typer.echo(
+            f"does not balance in step {', '.join(map(str, off))}; run the training command again to finish it",
+            err=True,
+        )
+        raise typer.Exit(1)
+
+
+@app.command()
+def show(
+    run: Run,
+    step: Annotated[int | None, typer.Option(help="Step; the newest one if not given.")] = None,
+    trajectory: Annotated[str | None, typer.Option(help="Only this trajectory, by its id.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many trajectories.")] = 3,
+) -> None:
+    """Print trajectories readably: turns, tool calls, rewards, and which tokens were trained on."""
+    from agentfly_lib.configs import load_config
+    from agentfly_lib.models.resolve import find_model
+    from agentfly_lib.viewer.show import show_run
+
+    directory = _existing_run(run)
+    prepare_environment(directory.parent)
+    model = find_model(load_config(directory / "config.toml").model)
+    show_run(directory, step=step, trajectory=trajectory, count=count, model=model)
+
+
+@app.command()
+def ui(
+    root: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect page.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow page.")] = 5000,
+) -> None:
+    """Serve the Prefect and MLflow pages over the runs of this machine until Ctrl-C."""
+    from agentfly_lib.viewer.pages import serve_pages
+
+    prepare_environment(root)
+    serve_pages(root, host=host, prefect_port=prefect_port, mlflow_port=mlflow_port)
+
+
+@config_app.command("check")
+def config_check(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Check a recipe and print the resolved config."""
+    from agentfly_lib.configs import config_toml
+
+    typer.echo(config_toml(_load(recipe, overrides)), nl=False)
+
+
+@model_app.command("tiny")
+def model_tiny(
+    seed: Annotated[int, typer.Option(help="Seed of its weights.")] = 0,
+    print_path: Annotated[bool, typer.Option("--print-path", help="Print only where it lies.")] = False,
+) -> None:
+    """Make the small demo model (about a minute), or find it if it was made before."""
+    from rich.progress import Progress
+
+    from agentfly_lib.configs import TinyModelConfig
+
+    prepare_environment(Path("runs"))
+    from agentfly_lib.models.tiny import ensure_tiny
+
+    config = TinyModelConfig(seed=seed)
+    if print_path:
+        typer.echo(str(ensure_tiny(config).path))
+        return
+    with Progress() as progress:
+        bar = progress.add_task("tiny model", total=config.warm_steps + config.spoil_steps)
+        model = ensure_tiny(config, progress=lambda done, total, _loss: progress.update(bar, completed=done, total=total))
+    typer.echo(f"{model.path}\nfingerprint {model.fingerprint}")
+
+
+def _load(recipe: Path, overrides: list[str] | None) -> RunConfig:
+    from agentfly_lib.configs import load_config
+
+    return load_config(recipe, overrides or ())
+
+
+def _prepare(config: RunConfig) -> None:
+    """Sets the process's environment, before prefect, mlflow, ray or vllm are imported."""
+    names_hub = config.data.type == "hub" or (
+        config.model.type == "pretrained" and not Path(config.model.name_or_path).exists()
+    )
+    config.run.root.mkdir(parents=True, exist_ok=True)
+    prepare_environment(config.run.root, offline=not names_hub, quiet=True)
+
+
+def _flow(name: str) -> Callable[..., Any]:
+    """A flow by its entry point: the library does not import what stands above it."""
+    for entry in entry_points(group="agentfly.flows", name=name):
+        return entry.load()
+    raise UserError(f"the flow {name!r} is not installed; install the project with its flows (make setup)")
+
+
+def _run_flow(name: str, title: str, quiet: bool, *arguments: Any) -> Any:
+    from agentfly_lib.viewer.live import LiveDisplay
+
+    with LiveDisplay(title, quiet=quiet) as display:
+        display.use()
+        return asyncio.run(_flow(name)(*arguments))
+
+
+def _existing_run(run: Path) -> Path:
+    if (run / "config.toml").exists():
+        return run
+    near = sorted(str(path.parent) for path in run.parent.glob("*/config.toml"))
+    raise UserError(f"{run} is not a run directory (no config.toml). Runs there: {', '.join(near) or 'none'}")

@@ -1,0 +1,58 @@
+"""Environment variables that the packages below us read when they are imported: telemetry off, hubs off, one home for local stores.
+
+Called once by whoever owns the process (the command line, a test session), before prefect, mlflow, ray or vllm are
+imported. A variable that the user has set is left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["prepare_environment"]
+
+_TELEMETRY_OFF = {
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+_BEHAVIOUR = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "agentfly_lib",
+    # The embedded API takes longer to start on a small machine than Prefect's own limit of 20 seconds.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+    # Ray hides GPUs from actors that ask for none; ours decide by config.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+def prepare_environment(root: Path, *, offline: bool = True, quiet: bool = False) -> None:
+    """Sets what is not set yet.
+
+    Args:
+        root: Folder of all runs; Prefect's embedded database lies in `<root>/prefect` unless a server is named.
+        offline: Keep Hugging Face libraries from reaching a hub.
+        quiet: Only warnings of Prefect go to the terminal (its own log keeps everything).
+    """
+    home = root.resolve() / "prefect"
+    values = dict(_TELEMETRY_OFF | _BEHAVIOUR)
+    if "PREFECT_HOME" not in os.environ:
+        values |= {
+            "PREFECT_HOME": str(home),
+            # Prefect derives these from its default home, not from PREFECT_HOME.
+            "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
+            "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
+        }
+        home.mkdir(parents=True, exist_ok=True)
+    if offline:
+        values |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    if quiet:
+        values |= {
+            "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
+            "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+        }
+    for name, value in values.items():
+        os.environ.setdefault(name, value)

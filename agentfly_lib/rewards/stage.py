@@ -1,0 +1,139 @@
+"""Scores the shards of one step as they land, and writes rewards beside them.
+
+The stage follows the collection through its manifest on disk, so it works in the same process, in another one, or long
+after: rescoring old shards with another reward is the same call. Parts that have scores under this reward are not scored
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+from agentfly_lib.configs import RewardConfig
+from agentfly_lib.errors import RewardError
+from agentfly_lib.rewards.reward import Reward
+from agentfly_lib.rewards.scoring import score_groups
+from agentfly_lib.store.layout import StepDirectory
+from agentfly_lib.store.manifest import RolloutManifest, read_rollout_manifest
+from agentfly_lib.store.scored import load_scored_groups
+from agentfly_lib.store.scores import Score, ScoreManifest, ScoreStore
+from agentfly_lib.store.shards import PartInfo, read_part
+from agentfly_lib.types import TrajectoryGroup
+
+__all__ = ["ScoredStep", "score_step"]
+
+_POLL_SECONDS = 0.01
+"""How often the manifest's time is looked at while the collection is still going on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredStep:
+    """The scores of one step, complete."""
+
+    manifest: ScoreManifest
+    groups: list[TrajectoryGroup]
+    """Every collected group with its rewards, ordered by id."""
+    tail_seconds: float
+    """Wall seconds in which rewards were computed after the collection had ended; before that they cost no time."""
+
+
+async def score_step(
+    directory: StepDirectory,
+    reward: Reward,
+    *,
+    config: RewardConfig,
+    follow_seconds: float,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ScoredStep:
+    """Scores every part, waiting for parts still to come.
+
+    Args:
+        follow_seconds: How long to wait for a collection to begin, or for its next part, before giving up.
+        on_progress: Called with the trajectories scored so far and those asked for.
+
+    Raises:
+        RewardError: the collection neither went on nor ended within `follow_seconds`.
+        ShardError: a file is damaged or cannot be written.
+    """
+    store = await asyncio.to_thread(ScoreStore, directory, config.name)
+    follower = _Follower(directory, follow_seconds)
+    kept = len(store.manifest.parts)
+    fresh: list[TrajectoryGroup] = []
+    scored_rows, tail_seconds = sum(part.rows for part in store.manifest.parts), 0.0
+    while True:
+        rollouts = await follower.next(store)
+        for part in store.missing_parts(rollouts):
+            groups = await asyncio.to_thread(read_part, directory.rollouts / part.name, part)
+            started = perf_counter()
+            scores = await score_groups(
+                reward,
+                groups,
+                timeout=config.timeout_seconds,
+                max_concurrency=config.max_concurrency,
+                retries=config.retries,
+            )
+            if rollouts.complete:
+                tail_seconds += perf_counter() - started
+            await asyncio.to_thread(store.append, part.name, scores)
+            by_id = {score.trajectory_id: score for score in scores}
+            fresh += [_with_rewards(group, by_id) for group in groups]
+            scored_rows += part.rows
+            if on_progress is not None:
+                on_progress(scored_rows, rollouts.requested)
+        if rollouts.complete:
+            break
+    if not store.complete:
+        await asyncio.to_thread(store.finish, rollouts)
+    whole = kept == 0 and not rollouts.duplicates
+    groups = (
+        sorted(fresh, key=lambda group: group.id) if whole else await asyncio.to_thread(load_scored_groups, directory)
+    )
+    return ScoredStep(manifest=store.manifest, groups=groups, tail_seconds=tail_seconds)
+
+
+class _Follower:
+    """Waits until the rollout manifest has something new."""
+
+    def __init__(self, directory: StepDirectory, seconds: float) -> None:
+        self._path = directory.rollout_manifest
+        self._directory = directory
+        self._seconds = seconds
+        self._seen: tuple[int, int] | None = None
+
+    async def next(self, store: ScoreStore) -> RolloutManifest:
+        try:
+            async with asyncio.timeout(self._seconds):
+                while True:
+                    stamp = self._stamp()
+                    if stamp is not None and stamp != self._seen:
+                        self._seen = stamp
+                        manifest = read_rollout_manifest(self._directory)
+                        missing: list[PartInfo] = store.missing_parts(manifest)
+                        if missing or manifest.complete:
+                            return manifest
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            raise RewardError(
+                f"{self._path}: the collection neither went on nor ended within {self._seconds:.0f} s; "
+                "run the same command again to collect the rest"
+            ) from None
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+
+def _with_rewards(group: TrajectoryGroup, scores: dict[str, Score]) -> TrajectoryGroup:
+    trajectories = tuple(
+        dataclasses.replace(trajectory, reward=scores[trajectory.id].reward, reward_parts=scores[trajectory.id].parts)
+        for trajectory in group.trajectories
+    )
+    return dataclasses.replace(group, trajectories=trajectories)

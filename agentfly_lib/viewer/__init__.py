@@ -1,0 +1,1 @@
+"""What people look at: the live display of a run, and trajectories as text."""

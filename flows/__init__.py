@@ -1,0 +1,1 @@
+"""The flows: the order of the steps, and nothing else."""

@@ -1,0 +1,29 @@
+"""The evaluation flow: one policy on the held-out problems of a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+
+from agentfly_lib.configs import RunConfig
+from tasks.data import check, prepare, resolve
+from tasks.evaluate import evaluate as evaluate_policy
+from tasks.policy import policy_config
+from tasks.report import EvaluateReport, report_evaluation
+from tasks.session import open_session
+from tasks.workers import start_engines
+
+__all__ = ["evaluate"]
+
+
+@flow(name="evaluate", flow_run_name="evaluate-{config.run.name}", persist_result=False)
+async def evaluate(config: RunConfig, checkpoint: Path) -> EvaluateReport:
+    """Evaluates a checkpoint or a model directory, in a run directory of its own."""
+    config = policy_config(config, checkpoint, suffix="evaluate")
+    async with open_session(config, trains=False):
+        dataset, model = await prepare(config.data, config.run.root), await resolve(config.model)
+        await check(dataset, model)
+        engines = await start_engines(model)
+        await evaluate_policy(0, dataset, engines)
+        return await report_evaluation(str(checkpoint))

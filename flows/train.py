@@ -1,0 +1,47 @@
+"""The training flow: prepare, then per step collect, score and update, with checkpoints and evaluations in between.
+
+A version is the number of updates that made a policy: version 0 is the starting model, and step k collects with
+version k and produces version k + 1. Every stage leaves its result in the run directory and returns it at once when it
+is already there, so the same flow started again after any kill goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from prefect import flow
+
+from agentfly_lib.configs import RunConfig
+from tasks.collect import collect
+from tasks.data import check, prepare, resolve
+from tasks.evaluate import evaluate
+from tasks.report import TrainReport, record_step, report
+from tasks.score import score
+from tasks.session import open_session
+from tasks.update import checkpoint, update
+from tasks.workers import start_workers, sync
+
+__all__ = ["train"]
+
+
+@flow(name="train", flow_run_name="train-{config.run.name}", persist_result=False)
+async def train(config: RunConfig) -> TrainReport:
+    """Trains an agent as the recipe says, and resumes when its run directory already exists."""
+    async with open_session(config) as session:
+        dataset, model = await prepare(config.data, config.run.root), await resolve(config.model)
+        await check(dataset, model)
+        if not session.finished():
+            engines, learner = await start_workers(model)
+            for version in range(session.first_open_step(), config.run.steps + 1):
+                engines, learner = await sync(version, engines, learner)
+                if session.checkpoint_due(version):
+                    await checkpoint(version, learner)
+                if session.evaluation_due(version):
+                    await evaluate(version, dataset, engines)
+                if version == config.run.steps:
+                    break
+                async with asyncio.TaskGroup() as stage:
+                    shards = stage.create_task(collect(version, dataset, engines))
+                    scores = stage.create_task(score(version))
+                await record_step(shards.result(), scores.result(), await update(version, learner))
+        return await report(config.run.name)

@@ -1,0 +1,85 @@
+"""Prepare the dataset, find the model, and check that they fit together before anything expensive starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from prefect import task
+
+from agentfly_lib.agents.agent import Agent
+from agentfly_lib.configs import DataConfig, ModelConfig
+from agentfly_lib.data.prepare import load_problems, prepare_dataset
+from agentfly_lib.errors import DataError
+from agentfly_lib.models.resolve import resolve_model
+from agentfly_lib.refs import DatasetRef, ModelRef
+from agentfly_lib.store.atomic import read_json, write_json
+from agentfly_lib.viewer.live import LiveDisplay
+from tasks.options import RETRIED
+from tasks.session import Session, current_session
+
+__all__ = ["check", "prepare", "resolve"]
+
+logger = logging.getLogger(__name__)
+
+
+@task(name="prepare", timeout_seconds=3600, **RETRIED)
+async def prepare(config: DataConfig, root: Path) -> DatasetRef:
+    """Reads, validates and splits the dataset; instant when it was done before."""
+    display = LiveDisplay.current()
+    with display.stage("prepare data"):
+        dataset = await asyncio.to_thread(prepare_dataset, config, root / "datasets")
+    logger.info("%d training and %d held-out problems in %s", dataset.train_rows, dataset.eval_rows, dataset.path)
+    if dataset.duplicates:
+        display.note(f"{dataset.duplicates} held-out problems also stood in the training rows; removed there")
+    return dataset
+
+
+@task(name="model", timeout_seconds=3600, **RETRIED)
+async def resolve(config: ModelConfig) -> ModelRef:
+    """Finds the model directory; makes the small demo model if it is asked for and not there."""
+    session = current_session()
+    with session.display.stage("prepare model", total=1) as bar:
+
+        def progress(done: int, total: int, loss: float) -> None:
+            bar.update(completed=done, total=total, note=f"loss {loss:.3f}")
+
+        session.model = await asyncio.to_thread(resolve_model, config, None, progress)
+    return session.model
+
+
+@task(name="check", timeout_seconds=600, **RETRIED)
+async def check(dataset: DatasetRef, _: ModelRef) -> None:
+    """Names, columns and lengths fit together: agent, tools, reward, template, prompts.
+
+    Raises `ConfigError` for unknown names and missing columns, `DataError` for prompts that are too long.
+    """
+    await asyncio.to_thread(_check, current_session(), dataset)
+
+
+def _check(session: Session, dataset: DatasetRef) -> None:
+    config, agent = session.config, session.agent
+    agent.reward.check_columns(dataset.columns)
+    marker = dataset.path / f"checked-{agent.fingerprint}.json"
+    longest = read_json(marker) if marker.exists() else _longest_prompts(dataset, agent)
+    if not marker.exists():
+        write_json(marker, longest)
+    for split, (length, problem_id) in longest.items():
+        if length > config.rollout.max_prompt_tokens:
+            raise DataError(
+                f"{split} split: the first prompt of problem {problem_id} has {length} tokens, more than "
+                f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}; raise it (and rollout.context_length), "
+                "or take the problem out"
+            )
+
+
+def _longest_prompts(dataset: DatasetRef, agent: Agent) -> dict[str, tuple[int, str]]:
+    longest: dict[str, tuple[int, str]] = {}
+    for split in ("train", "eval"):
+        lengths = (
+            (len(agent.chat.prompt_ids(agent.build_messages(problem), agent.schemas)), problem.id)
+            for problem in load_problems(dataset, split)
+        )
+        longest[split] = max(lengths)
+    return longest

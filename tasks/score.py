@@ -1,0 +1,52 @@
+"""Score the shards of one step as they land."""
+
+from __future__ import annotations
+
+from prefect import task
+
+from agentfly_lib.refs import ScoresRef
+from agentfly_lib.rewards.stage import ScoredStep, score_step
+from agentfly_lib.store.layout import StepDirectory
+from agentfly_lib.types import Outcome
+from agentfly_lib.viewer.live import StageBar
+from tasks.options import RETRIED
+from tasks.session import Session, current_session
+
+__all__ = ["score", "score_directory"]
+
+
+@task(name="score", task_run_name="score-{step:06d}", **RETRIED)
+async def score(step: int) -> ScoresRef:
+    """Rewards beside the shards, started when the first part lands and ended after the last one."""
+    session = current_session()
+    directory = session.directory.step(step)
+    with session.display.stage(f"score-{step:06d}", total=session.requested) as bar:
+        scored = await score_directory(session, directory, bar)
+    session.times.scored(step, scored)
+    return scores_ref(session, directory, step, scored)
+
+
+async def score_directory(session: Session, directory: StepDirectory, bar: StageBar) -> ScoredStep:
+    """Scores one step or evaluation with the run's reward."""
+    return await score_step(
+        directory,
+        session.agent.reward,
+        config=session.config.agent.reward,
+        follow_seconds=session.config.rollout.stage_timeout_seconds,
+        on_progress=lambda done, total: bar.update(completed=done, total=total),
+    )
+
+
+def scores_ref(session: Session, directory: StepDirectory, step: int, scored: ScoredStep) -> ScoresRef:
+    """What the flow needs to know of the scores."""
+    counts = scored.manifest.counts
+    return ScoresRef(
+        path=directory.scores,
+        step=step,
+        reward=scored.manifest.reward,
+        trajectories=sum(counts.values()),
+        scored=counts.get(Outcome.SCORED, 0),
+        truncated=counts.get(Outcome.TRUNCATED, 0),
+        failed=counts.get(Outcome.FAILED, 0),
+        dropped=counts.get(Outcome.DROPPED, 0),
+    )

@@ -1,0 +1,223 @@
+"""What one flow run holds while it lasts: the locked run directory, the tracker, the display, and Ray.
+
+`open_session` is the only place where these are opened; they are closed on success, error and cancellation. Tasks reach
+the session of their flow through `current_session()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from agentfly_lib.agents.agent import Agent
+from agentfly_lib.agents.build import build_agent
+from agentfly_lib.configs import RunConfig, config_toml, differing_keys, load_config
+from agentfly_lib.errors import ConfigError
+from agentfly_lib.evaluation.report import EvaluationMode
+from agentfly_lib.refs import ModelRef
+from agentfly_lib.store.atomic import write_bytes
+from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.lock import RunLock
+from agentfly_lib.tracking.provenance import provenance_tags
+from agentfly_lib.tracking.tracker import RunStatus, Tracker, flatten
+from agentfly_lib.viewer.live import LiveDisplay
+from tasks.times import StepTimes
+
+__all__ = ["Session", "current_session", "open_session"]
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_SECONDS = 60.0
+_BACKGROUND_SECONDS = 20.0
+
+
+@dataclass
+class Session:
+    """Everything that lasts as long as the flow run."""
+
+    config: RunConfig
+    directory: RunDirectory
+    tracker: Tracker
+    display: LiveDisplay
+    times: StepTimes = field(default_factory=StepTimes)
+    closing: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """What is undone when the session ends, newest first."""
+    background: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Work that nobody waits for until the end, such as the page's progress bar."""
+    model: ModelRef | None = None
+    """The model directory, once the flow has resolved it."""
+    progress_artifact: UUID | None = None
+    """Progress bar on the Prefect page, once there is one."""
+    trains: bool = True
+    """False for flows that only use a policy: there is no learner, and engines keep the weights they started with."""
+    clustered: bool = False
+
+    @property
+    def namespace(self) -> str:
+        """Of the run's Ray actors."""
+        return f"agentfly-{self.config.run.name}"
+
+    @property
+    def requested(self) -> int:
+        """Trajectories of one step."""
+        return self.config.rollout.problems_per_step * self.config.rollout.chains
+
+    @property
+    def resolved_model(self) -> ModelRef:
+        if self.model is None:
+            raise RuntimeError("the flow must resolve the model before a task needs it")
+        return self.model
+
+    @cached_property
+    def agent(self) -> Agent:
+        """The agent of the config, on the resolved model's template."""
+        return build_agent(self.config.agent, self.resolved_model.path)
+
+    @cached_property
+    def exchange(self) -> Path:
+        """A folder in shared memory where there is one, for weights on their way to the engines.
+
+        It has the same name in every start of this run, so that what a killed one left is used again.
+        """
+        memory = Path("/dev/shm")  # noqa: S108 - private by mode, and named after the run
+        root = memory if memory.is_dir() else Path(tempfile.gettempdir())
+        name = hashlib.sha256(str(self.directory.path.resolve()).encode()).hexdigest()[:16]
+        path = root / f"agentfly-{name}"
+        path.mkdir(mode=0o700, exist_ok=True)
+        self.closing.callback(shutil.rmtree, path, ignore_errors=True)
+        return path
+
+    async def start_cluster(self) -> None:
+        """Starts or joins Ray for the rest of the session; does nothing the second time."""
+        from agentfly_lib.cluster import start_ray
+
+        if self.clustered:
+            return
+        learner = self.config.learner
+        cpus = self.config.inference.replicas + 1 + (learner.ranks * learner.threads if self.trains else 0)
+        cluster = start_ray(self.config.ray, cpus_needed=cpus, namespace=self.namespace)
+        await asyncio.to_thread(cluster.__enter__)
+        self.clustered = True
+
+        async def leave() -> None:
+            self.clustered = False
+            await asyncio.to_thread(cluster.__exit__, None, None, None)
+
+        self.closing.push_async_callback(leave)
+
+    def in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Runs something that may fail without harm beside the flow; a failure is logged."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.background.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("background work failed: %s: %s", type(error).__name__, error)
+
+    def first_open_step(self) -> int:
+        """The first step whose update is not recorded; the number of steps if all are."""
+        steps = range(self.config.run.steps)
+        return next((step for step in steps if not self.directory.step(step).update_file.exists()), len(steps))
+
+    def checkpoint_due(self, version: int) -> bool:
+        """A checkpoint of this version is wanted and not there."""
+        due = version > 0 and (version % self.config.checkpoint.every_steps == 0 or version == self.config.run.steps)
+        return due and not self.directory.checkpoint(version).exists()
+
+    def evaluation_due(self, version: int) -> bool:
+        """An evaluation of this version is wanted and not complete."""
+        every = self.config.evaluation.every_steps
+        wanted = version in (0, self.config.run.steps) or (every > 0 and version % every == 0)
+        return wanted and not all(
+            self.directory.evaluation(version, mode).report_file.exists() for mode in self.evaluation_modes
+        )
+
+    @property
+    def evaluation_modes(self) -> tuple[EvaluationMode, ...]:
+        return ("sampled", "greedy") if self.config.evaluation.greedy else ("sampled",)
+
+    def finished(self) -> bool:
+        """Every stage of the run is complete."""
+        last = self.config.run.steps
+        open_evaluation = any(self.evaluation_due(version) for version in range(last + 1))
+        return self.first_open_step() == last and not self.checkpoint_due(last) and not open_evaluation
+
+
+_current: ContextVar[Session] = ContextVar("agentfly_session")
+
+
+def current_session() -> Session:
+    """The session of the flow run that this task belongs to."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise RuntimeError("this task belongs to a flow that has opened a session; call it from a flow") from None
+
+
+@asynccontextmanager
+async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterator[Session]:
+    """Locks the run directory, refuses another config, opens tracker and display.
+
+    Raises:
+        RunLockedError: a living process uses the directory.
+        ConfigError: the directory belongs to a run with another config; names the keys that differ.
+    """
+    directory = RunDirectory(config.run.directory)
+    with RunLock(directory):
+        _claim(directory, config)
+        tracker = Tracker.open(directory.path, config.tracking, run_name=config.run.name, root=config.run.root)
+        status: RunStatus = "FAILED"
+        try:
+            tracker.log_params(flatten(config.model_dump(mode="json")))
+            tracker.log_config(config_toml(config))
+            tracker.set_tags(await asyncio.to_thread(provenance_tags))
+            session = Session(
+                config=config, directory=directory, tracker=tracker, display=LiveDisplay.current(), trains=trains
+            )
+            token = _current.set(session)
+            try:
+                async with session.closing:
+                    yield session
+                    await _finish_background(session)
+                status = "FINISHED"
+            finally:
+                _current.reset(token)
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            status = "KILLED"
+            raise
+        finally:
+            await asyncio.to_thread(tracker.finish, status, timeout=_DRAIN_SECONDS)
+
+
+async def _finish_background(session: Session) -> None:
+    if session.background:
+        _, late = await asyncio.wait(session.background, timeout=_BACKGROUND_SECONDS)
+        for task in late:
+            task.cancel()
+            logger.warning("background work was not done after %.0f s and is given up", _BACKGROUND_SECONDS)
+
+
+def _claim(directory: RunDirectory, config: RunConfig) -> None:
+    if not directory.config_file.exists():
+        write_bytes(directory.config_file, config_toml(config).encode())
+        return
+    differences = differing_keys(load_config(directory.config_file), config)
+    if differences:
+        listing = "\n".join(f"  - {line}" for line in differences)
+        raise ConfigError(
+            f"{directory.path} holds a run with another config:\n{listing}\n"
+            "Run with the config it was started with, or give this one another name: --set run.name=NAME"
+        )

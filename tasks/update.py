@@ -1,0 +1,44 @@
+"""Train on the scored rollouts of a step, and save checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from prefect import task
+
+from agentfly_lib.refs import CheckpointRef, LearnerRef, StepReport
+from agentfly_lib.store.atomic import write_json
+from agentfly_lib.training.checkpoint import prune
+from agentfly_lib.training.ranks import Learner
+from tasks.options import RETRIED
+from tasks.session import current_session
+from tasks.workers import learner_at
+
+__all__ = ["checkpoint", "update"]
+
+logger = logging.getLogger(__name__)
+
+
+@task(name="update", task_run_name="update-{step:06d}", **RETRIED)
+async def update(step: int, learner: LearnerRef) -> StepReport:
+    """One step of learning: version `step` becomes version `step` + 1."""
+    session = current_session()
+    directory = session.directory.step(step)
+    with session.display.stage(f"update-{step:06d}"):
+        learner = await learner_at(session, step)
+        report = await Learner(learner, session.config.learner).update(directory.path, step)
+    await asyncio.to_thread(write_json, directory.update_file, report.model_dump(mode="json"))
+    return report
+
+
+@task(name="checkpoint", task_run_name="checkpoint-{version:06d}", **RETRIED)
+async def checkpoint(version: int, learner: LearnerRef) -> CheckpointRef:
+    """Saves everything a resume needs, and forgets the oldest checkpoints."""
+    session = current_session()
+    with session.times.outside(), session.display.stage(f"checkpoint-{version:06d}"):
+        learner = await learner_at(session, version)
+        saved = await Learner(learner, session.config.learner).save(session.directory.checkpoint(version))
+        await asyncio.to_thread(prune, session.directory.checkpoints, session.config.checkpoint.keep_last)
+    session.tracker.log_checkpoint(saved.path, version=version, digest=saved.digest)
+    return saved

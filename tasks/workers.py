@@ -1,0 +1,123 @@
+"""The long-lived parts: inference engines and learner ranks. Tasks hold their names; here they are found, revived, synchronised.
+
+A learner that had to be replaced starts from the newest checkpoint and is brought up to the version that is needed by
+training again on the stored rollouts; an engine that had to be replaced is given the learner's weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from prefect import task
+
+from agentfly_lib.errors import LearnerError
+from agentfly_lib.inference.actor import ensure_engines, load_weights
+from agentfly_lib.inference.canary import Canary
+from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef, StepReport
+from agentfly_lib.store.atomic import read_json
+from agentfly_lib.training.checkpoint import newest_checkpoint
+from agentfly_lib.training.ranks import Learner, ensure_learner
+from tasks.options import RETRIED
+from tasks.session import Session, current_session
+
+__all__ = ["learner_at", "ready", "start_engines", "start_workers", "sync"]
+
+logger = logging.getLogger(__name__)
+
+
+@task(name="start", **RETRIED)
+async def start_workers(model: ModelRef) -> tuple[EngineRef, LearnerRef]:
+    """Starts Ray, then engines and learner at the same time, or finds those that are running."""
+    session = current_session()
+    with session.display.stage("start engine and learner"):
+        await session.start_cluster()
+        async with asyncio.TaskGroup() as group:
+            engines = group.create_task(_engines(session, model))
+            learner = group.create_task(_learner(session, model))
+    return engines.result(), learner.result()
+
+
+@task(name="start-engines", **RETRIED)
+async def start_engines(model: ModelRef) -> EngineRef:
+    """Starts Ray and the engines alone, for flows that do not train."""
+    session = current_session()
+    with session.display.stage("start engine"):
+        await session.start_cluster()
+        return await _engines(session, model)
+
+
+@task(name="sync", task_run_name="sync-{version:06d}", **RETRIED)
+async def sync(version: int, engines: EngineRef, learner: LearnerRef) -> tuple[EngineRef, LearnerRef]:
+    """Learner and engines hold this version of the policy afterwards, proven by a canary; those that died are replaced."""
+    session = current_session()
+    session.times.begin(version)
+    with session.display.stage(f"sync-{version:06d}"):
+        learner = await learner_at(session, version)
+        return await ready(session, version), learner
+
+
+async def ready(session: Session, version: int) -> EngineRef:
+    """Engines that serve a version; cheap if they do already. Dead ones are replaced."""
+    engines = await _engines(session, session.resolved_model)
+    if engines.policy_version != version and session.trains:
+        learner = await learner_at(session, version)
+        with session.times.syncing():
+            engines = await _send_weights(session, version, engines, learner)
+    return engines
+
+
+async def learner_at(session: Session, version: int) -> LearnerRef:
+    """The learner, holding a version.
+
+    Raises `LearnerError` if it is ahead of the version, or a step that would lead to it is not stored.
+    """
+    ref = await _learner(session, session.resolved_model)
+    if ref.policy_version > version:
+        raise LearnerError(
+            f"the learner holds version {ref.policy_version}, but the run directory asks for version {version}; "
+            "stop everything that uses this run and start it again"
+        )
+    if ref.policy_version == version:
+        return ref
+    learner = Learner(ref, session.config.learner)
+    with (
+        session.times.outside(),
+        session.display.stage(f"replay {ref.policy_version}-{version - 1}", total=version - ref.policy_version) as bar,
+    ):
+        for done, step in enumerate(range(ref.policy_version, version), start=1):
+            directory = session.directory.step(step)
+            stored = StepReport.model_validate(await asyncio.to_thread(read_json, directory.update_file))
+            replayed = await learner.update(directory.path, step)
+            if replayed.weights_digest != stored.weights_digest:
+                logger.warning("step %d: training again on the stored rollouts gave other weights than before", step)
+                session.tracker.log_metrics(step, {"train/replay_mismatch/count": 1.0})
+            bar.update(completed=done)
+    return ref.model_copy(update={"policy_version": version})
+
+
+async def _engines(session: Session, model: ModelRef) -> EngineRef:
+    return await asyncio.to_thread(ensure_engines, session.config, model, namespace=session.namespace)
+
+
+async def _learner(session: Session, model: ModelRef) -> LearnerRef:
+    checkpoint = await asyncio.to_thread(newest_checkpoint, session.directory.checkpoints)
+    return await ensure_learner(
+        session.config, model, checkpoint, run_name=session.config.run.name, namespace=session.namespace
+    )
+
+
+async def _send_weights(session: Session, version: int, engines: EngineRef, ref: LearnerRef) -> EngineRef:
+    learner = Learner(ref, session.config.learner)
+    path = session.exchange / "policy.safetensors"
+    await learner.export(path, version)
+    proof = await learner.canary()
+    canary = Canary(token_ids=tuple(proof.token_ids), logprobs=tuple(proof.logprobs))
+    engines, found = await asyncio.to_thread(load_weights, engines, path, version=version, canary=canary)
+    session.times.note(
+        {
+            "sync/canary_difference/mean": found.canary.mean_difference if found.canary else 0.0,
+            "sync/canary_difference/max": found.canary.max_difference if found.canary else 0.0,
+        }
+    )
+    return engines
