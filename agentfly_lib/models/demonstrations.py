@@ -51,6 +51,9 @@ _PROMPTS = (
     "Error: the expression is not valid. Please check the arguments and try again.",
     "The number of items is equal to the sum, difference or product of the numbers.",
     "Think about what is asked, what is known, and which operation answers the question.",
+    "An expression with numbers, operators and parentheses; the tool returns its value as text.",
+    "Please write a short and clear reply, and say so when you are not sure that it is right.",
+    "First read the whole question, then decide whether a tool would be of use here.",
 )
 """Words that a system prompt or a tool's complaint is likely to use."""
 
