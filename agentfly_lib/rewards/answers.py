@@ -21,7 +21,7 @@ _NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
 _PLAIN = re.compile(rf"[+-]?(?:{_NUMBER})")
 _RATIO = re.compile(rf"([+-]?)\s*(?:(\d+)\s+)?({_NUMBER})\s*/\s*({_NUMBER})")
 _LAST_NUMBER = re.compile(rf"(?:(?<=[\s(=:$])|^)[+-]?\$?(?:{_NUMBER})(?:/\d+)?|(?:{_NUMBER})", re.MULTILINE)
-_ANSWER_IS = re.compile(r"answer\s*(?:is|:)\s*:?\s*([^\n]+)", re.IGNORECASE)
+_ANSWER_IS = re.compile(r"answer\s*(?:is|:)[ \t:]*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.(?=\s|$)")
 _FRACTION = re.compile(r"(\d*)\s*\\[dt]?frac\s*\{\s*([+-]?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}")
 _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
@@ -37,9 +37,9 @@ def extract_answer(text: str) -> str | None:
         return _last_boxed(text)
     if "####" in text:
         return text.rpartition("####")[2].strip().partition("\n")[0].strip()
-    stated = _ANSWER_IS.findall(text)
-    if stated:
-        return _SENTENCE_END.split(stated[-1], maxsplit=1)[0].strip(" *`")
+    if stated := list(_ANSWER_IS.finditer(text)):
+        line = text[stated[-1].end() :].lstrip().partition("\n")[0]
+        return _SENTENCE_END.split(line, maxsplit=1)[0].strip(" *`")
     numbers = _LAST_NUMBER.findall(text)
     return numbers[-1] if numbers else None
 
