@@ -62,7 +62,7 @@ def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterato
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _node_ip_address="127.0.0.1",
-                _temp_dir=str(folder),
+                _temp_dir=str(folder / "ray"),  # Ray opens its own folder to everyone
             )
             try:
                 yield
@@ -83,7 +83,7 @@ def gpu_count() -> int:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder under /tmp (socket paths must be short), with a watchdog that ends what uses it after us."""
+    """A private folder under /tmp (socket paths must be short), with a watchdog that ends what uses it after us."""
     folder = Path(tempfile.mkdtemp(prefix="agentfly-", dir="/tmp"))
     command = [sys.executable, "-I", "-S", watchdog.__file__, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as dog:

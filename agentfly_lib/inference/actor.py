@@ -15,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from agentfly_lib.configs.run import RunConfig
-from agentfly_lib.errors import EngineError, InfrastructureError
+from agentfly_lib.errors import EngineError, InfrastructureError, ModelError
 from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.generate import Generation, GenerationRequest
 from agentfly_lib.inference.server import EngineServer, EngineStatus, PackedRequest, pack_request, unpack_reply
@@ -135,11 +135,15 @@ def ensure_engines(config: RunConfig, model: ModelRef, *, namespace: str, policy
     which); one that is dead, silent, or was started with other settings is replaced. Ray must be running. Blocks.
 
     Raises:
+        ModelError: the directory of `model` holds no config or no safetensors weights.
         EngineError: an engine cannot start; the message holds the reason.
         ConfigError: a GPU is asked for and there is none.
     """
     from agentfly_lib.cluster import gpu_count
 
+    for pattern in ("config.json", "*.safetensors"):
+        if not any(model.path.glob(pattern)):
+            raise ModelError(f"{model.path} cannot be served: it holds no {pattern}")
     settings = EngineSettings(
         inference=config.inference,
         model_path=model.path,
@@ -148,11 +152,14 @@ def ensure_engines(config: RunConfig, model: ModelRef, *, namespace: str, policy
         policy_version=policy_version,
     )
     name = "engine-0"
-    status = _status_of_living(name, namespace, settings.digest)
-    if status is None:
+    if _status_of_living(name, namespace, settings.digest) is None:
         _remove(name, namespace)
         _create(name, namespace, settings)
-    _call(name, namespace, "start", seconds=settings.inference.start_timeout_seconds)
+    try:
+        _call(name, namespace, "start", seconds=settings.inference.start_timeout_seconds)
+    except EngineError:
+        _remove(name, namespace)
+        raise
     return EngineRef(names=(name,), namespace=namespace, policy_version=_ping(name, namespace).policy_version)
 
 

@@ -85,6 +85,7 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "model": str(settings.model_path),
         "skip_tokenizer_init": True,  # token ids in, token ids out
         "generation_config": "vllm",  # a model's own sampling defaults must not leak into ours
+        "load_format": "safetensors",
         "dtype": inference.dtype,
         "max_model_len": settings.context_length,
         "max_num_seqs": inference.max_sequences,

@@ -59,6 +59,7 @@ class VllmEngine:
         self._waiting: dict[str, _Waiting] = {}
         self._outbox: list[str] = []
         self._names = itertools.count()
+        self._vocabulary = 0
         self._unproven: str | None = None
         """Why the weights in the engine must not be used; None while they may."""
 
@@ -156,6 +157,11 @@ class VllmEngine:
                 f"request {request.request_id!r} has a prompt of {len(request.token_ids)} tokens; the engine takes "
                 f"1 to {limit - 1} (its context of {limit} must leave room for one more)"
             )
+        if min(request.token_ids) < 0 or max(request.token_ids) >= self._vocabulary:
+            raise ValueError(
+                f"request {request.request_id!r} holds token {max(request.token_ids)}; the model's vocabulary has "
+                f"{self._vocabulary} entries, from 0"
+            )
         if request.max_tokens < 1:
             raise ValueError(
                 f"request {request.request_id!r} asks for max_tokens={request.max_tokens}; at least 1 is due"
@@ -209,6 +215,7 @@ class VllmEngine:
             _custom_ops._supports_onednn = False
         engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(self.settings)))
         engine.set_weight_version(str(self.settings.policy_version))
+        self._vocabulary = engine.model_config.get_vocab_size()
         return engine
 
     def _admit(self, engine: LLMEngine, batch: list[tuple[str, GenerationRequest]]) -> None:

@@ -67,12 +67,13 @@ def read_canary(
 ) -> CanaryReading:
     """Log-probs of `token_ids` [T] under the weights served now; outputs of other requests go to `on_outputs`.
 
-    The prefix cache holds the tokens afterwards, whether it was read or not.
+    The prefix cache holds the tokens afterwards, whether it was read or not, under a salt of its own: what the canary
+    finds there, an earlier canary left.
     """
     from vllm.inputs.engine import tokens_input
 
     name = f"canary-{uuid4().hex}"
-    engine.add_request(name, tokens_input(list(token_ids)), canary_params(read_cache=read_cache))
+    engine.add_request(name, tokens_input(list(token_ids), cache_salt="canary"), canary_params(read_cache=read_cache))
     while True:
         outputs = [output for output in engine.step() if output.finished]
         mine = [output for output in outputs if output.request_id == name]

@@ -1,0 +1,172 @@
+"""Small random models on disk, transformers as the second opinion, and one engine per variant for the whole session."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly_lib.configs import (
+    ArithmeticDataConfig,
+    PretrainedModelConfig,
+    RayConfig,
+    RolloutConfig,
+    RunConfig,
+    RunSection,
+)
+from agentfly_lib.refs import EngineRef, ModelRef
+
+VOCABULARY = 300
+CONTEXT = 512
+EOS = 3
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Two sets of weights of one shape: what the engine starts with, and what it is given later."""
+
+    first: Path
+    second: Path
+
+    @property
+    def second_weights(self) -> Path:
+        return self.second / "model.safetensors"
+
+    @property
+    def first_weights(self) -> Path:
+        return self.first / "model.safetensors"
+
+
+@pytest.fixture(scope="session")
+def variants(tmp_path_factory) -> dict[str, Variant]:
+    """`tied` and `untied` word embeddings."""
+    torch = pytest.importorskip("torch")
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    root = tmp_path_factory.mktemp("models")
+
+    def make(tied: bool, seed: int) -> Path:
+        torch.manual_seed(seed)
+        config = Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            intermediate_size=128,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=tied,
+            initializer_range=0.1,
+            eos_token_id=EOS,
+        )
+        folder = root / f"{'tied' if tied else 'untied'}-{seed}"
+        Qwen2ForCausalLM(config).float().save_pretrained(folder)
+        return folder
+
+    return {
+        "tied": Variant(first=make(True, 0), second=make(True, 1)),
+        "untied": Variant(first=make(False, 0), second=make(False, 1)),
+    }
+
+
+Reference = Callable[..., list[float]]
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    """`reference(folder, token_ids, temperature=1.0)`: log-probs [T - 1] by transformers in float32."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    models: dict[Path, object] = {}
+
+    def logprobs(folder: Path, token_ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        if folder not in models:
+            models[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        ids = torch.tensor([list(token_ids)])
+        with torch.no_grad():
+            logits = models[folder](ids).logits[0, :-1] / temperature  # type: ignore[operator]
+        return torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0].tolist()
+
+    return logprobs
+
+
+def run_config(**inference) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run": RunSection(name="engine-tests"),
+            "model": PretrainedModelConfig(name_or_path="given-as-a-ref"),
+            "data": ArithmeticDataConfig(),
+            "rollout": RolloutConfig(context_length=CONTEXT, max_prompt_tokens=256),
+            "inference": {"device": "cpu", **inference},
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def engine_config() -> Callable[..., RunConfig]:
+    """`engine_config(**inference)`: a run whose engine is as small as the models here."""
+    return run_config
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    pytest.importorskip("ray")
+    from agentfly_lib.cluster import start_ray
+
+    with start_ray(RayConfig(), cpus_needed=8, namespace="engine-tests"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def engines(ray_session, variants) -> Iterator[Callable[[str], EngineRef]]:
+    """`engines(variant)`: an engine that serves the variant's first weights, started once."""
+    pytest.importorskip("vllm")
+    from agentfly_lib.inference.actor import ensure_engines, stop_engines
+
+    started: dict[str, EngineRef] = {}
+
+    def engine(name: str) -> EngineRef:
+        if name not in started:
+            model = ModelRef(path=variants[name].first, fingerprint=name)
+            started[name] = ensure_engines(run_config(), model, namespace=f"engine-tests-{name}")
+        return started[name]
+
+    yield engine
+    for ref in started.values():
+        stop_engines(ref)
+
+
+@pytest.fixture(scope="session", params=["tied", "untied"])
+def variant(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def served(engines, variants, variant) -> Iterator[EngineRef]:
+    """The variant's engine; whatever the test loaded, it serves the first weights as version 0 afterwards."""
+    from agentfly_lib.inference.actor import load_weights
+
+    ref = engines(variant)
+    yield ref
+    load_weights(ref, variants[variant].first_weights, version=0, canary=None)
+
+
+Inside = Callable[[EngineRef, Callable[[Any], Any]], Any]
+
+
+@pytest.fixture(scope="session")
+def inside() -> Inside:
+    """`inside(ref, action)` runs `action(server)` in the engine's actor, to look at or break its inside."""
+    ray = pytest.importorskip("ray")
+
+    def run(ref: EngineRef, action: Callable[[Any], Any]) -> Any:
+        ray.cloudpickle.register_pickle_by_value(sys.modules[action.__module__])
+        actor = ray.get_actor(ref.names[0], namespace=ref.namespace)
+        return ray.get(actor.__ray_call__.remote(action), timeout=30)
+
+    return run

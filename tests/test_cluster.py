@@ -1,0 +1,94 @@
+"""A private Ray ends with its driver, however the driver ends."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentfly_lib.cluster import gpu_count
+from agentfly_lib.watchdog import processes_using
+
+DRIVER = """
+import os, sys, tempfile
+from agentfly_lib.cluster import start_ray
+from agentfly_lib.configs import RayConfig
+
+with start_ray(RayConfig(object_store_mib=80), cpus_needed=3, namespace="cluster-test"):
+    import ray
+
+    class Busy:
+        def spin(self):
+            while True:
+                pass
+
+        def ready(self):
+            return True
+
+    actor = ray.remote(Busy).options(name="busy", lifetime="detached").remote()
+    ray.get(actor.ready.remote())
+    actor.spin.remote()
+    folder = ray._private.worker._global_node.get_session_dir_path().rsplit("/", 2)[0]
+    assert ray.cluster_resources()["CPU"] >= 3
+    print(folder, flush=True)
+    sys.stdin.readline()
+print("ended", flush=True)
+"""
+
+
+@pytest.fixture
+def driver():
+    pytest.importorskip("ray")
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    yield process
+    process.kill()
+    process.wait(10)
+
+
+def gone(folder: Path, seconds: float) -> bool:
+    """Whether the folder and every process that uses it are gone within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not folder.exists() and not processes_using(folder):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.stack
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_driver_leaves_no_process_and_no_folder(driver, end):
+    folder = Path(driver.stdout.readline().strip())
+    assert folder.name.startswith("agentfly-")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert len(processes_using(folder)) >= 4
+    driver.send_signal(end)
+    driver.wait(20)
+    assert gone(folder, 10)
+
+
+@pytest.mark.stack
+@pytest.mark.slow
+def test_a_driver_that_ends_by_itself_leaves_nothing_either(driver):
+    folder = Path(driver.stdout.readline().strip())
+    driver.stdin.write("\n")
+    driver.stdin.flush()
+    assert driver.stdout.readline().strip() == "ended"
+    assert driver.wait(20) == 0
+    assert gone(folder, 10)
+
+
+@pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,3", 2), ("GPU-1a,GPU-2b", 2)])
+def test_gpus_are_those_that_the_environment_shows(monkeypatch, visible, count):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_count() == count
