@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +25,7 @@ from agentfly_lib.configs import LearnerConfig, OptimConfig
 from agentfly_lib.errors import LearnerError
 from agentfly_lib.training.policy import PolicyModule
 
-__all__ = ["GuardedAdamW", "TrainingEngine", "join_process_group", "process_environment"]
+__all__ = ["GuardedAdamW", "TrainingEngine", "join_process_group"]
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
@@ -127,18 +126,6 @@ class TrainingEngine:
     def close(self) -> None:
         """Gives back what DeepSpeed registered (hooks, buffers)."""
         self.deepspeed.destroy()
-
-
-def process_environment(*, device: str, threads: int) -> dict[str, str]:
-    """Environment variables that a learner process needs before torch and DeepSpeed are imported."""
-    environment = {
-        # A private folder: an interrupted build of another process leaves a lock there on which everyone would wait.
-        "TORCH_EXTENSIONS_DIR": str(Path(tempfile.gettempdir()) / f"agentfly-torch-extensions-{os.getuid()}"),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    if device == "cpu":
-        environment |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
-    return environment
 
 
 def join_process_group(*, rank: int, world: int, address: str, port: int, device: torch.device) -> None:

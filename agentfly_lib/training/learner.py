@@ -7,8 +7,6 @@ returns the same report again, so a caller that died between the update and its 
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import shutil
 import time
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from agentfly_lib.configs import RunConfig
-from agentfly_lib.errors import LearnerError
+from agentfly_lib.errors import LearnerError, ShardError
 from agentfly_lib.refs import CheckpointRef, StepReport
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.scored import load_scored_groups
@@ -33,6 +31,7 @@ from agentfly_lib.training.engine import (
     TrainingEngine,
     join_process_group,
 )
+from agentfly_lib.training.identity import learner_fingerprint
 from agentfly_lib.training.metrics import finite_only, sample_metrics
 from agentfly_lib.training.packing import plan_step, to_batch
 from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
@@ -41,24 +40,9 @@ from agentfly_lib.training.update import Seconds, StepUpdate
 from agentfly_lib.training.weights import canary_token_ids, gather_weights, weights_digest, write_weights
 from agentfly_lib.types import TrainingSample, TrajectoryGroup
 
-__all__ = ["LearnerRank", "learner_fingerprint"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["LearnerRank"]
 
 _TAG = "state"
-
-
-def learner_fingerprint(config: RunConfig, model_path: Path) -> str:
-    """Hash over everything that decides what an update computes."""
-    parts = [
-        config.algorithm.model_dump_json(),
-        config.optim.model_dump_json(),
-        config.learner.model_dump_json(),
-        config.rollout.sampling.model_dump_json(),
-        str(config.run.steps),
-        str(model_path),
-    ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 class LearnerRank:
@@ -136,7 +120,6 @@ class LearnerRank:
         before = sum(seconds.by_part.values()) if seconds else 0.0
         seconds = seconds or Seconds()
         learner, optim = self.config.learner, self.config.optim
-        self.clean = False
         with seconds.part("samples"):
             samples, report = build_samples(groups, self.config.algorithm)
         with seconds.part("pack"):
@@ -155,6 +138,7 @@ class LearnerRank:
             nonfinite_in_row=self._nonfinite,
             seconds=seconds,
         )
+        self.clean = False
         metrics = work.run(samples, plan, step=step)
         with seconds.part("canary"):
             digest = weights_digest(self.canary_logprobs(self.canary_token_ids))
@@ -210,6 +194,22 @@ class LearnerRank:
         """Writes everything a resume needs to `path` (its name is the version). Collective; rank 0 returns the ref."""
         if not self.clean:
             raise LearnerError("an update failed half-way; these weights are of no version and are not saved")
+        try:
+            return self._save(path)
+        except OSError as error:
+            raise ShardError(
+                f"cannot write the checkpoint {path}: {error.strerror or error}; free space there and run the same "
+                f"command again (earlier checkpoints are untouched)"
+            ) from error
+
+    def close(self) -> None:
+        """Gives back the engine; the object cannot be used afterwards. The process stays a rank of its group."""
+        self.clean = False
+        if hasattr(self, "engine"):
+            self.engine.close()
+            del self.engine
+
+    def _save(self, path: Path) -> CheckpointRef | None:
         staging = staging_directory(path)
         if self.rank == 0:
             shutil.rmtree(staging, ignore_errors=True)
@@ -225,13 +225,6 @@ class LearnerRank:
             ref = seal(path, self._state())
         dist.barrier()
         return ref
-
-    def close(self) -> None:
-        """Gives back the engine; the object cannot be used afterwards. The process stays a rank of its group."""
-        self.clean = False
-        if hasattr(self, "engine"):
-            self.engine.close()
-            del self.engine
 
     def _state(self) -> CheckpointState:
         learner = self.config.learner

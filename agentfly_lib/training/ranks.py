@@ -5,7 +5,8 @@ hold; if one is missing, silent, half-way through a failed update, or set up for
 replaced and start from the newest checkpoint. Ranks meet in collective operations, so one that died leaves the others
 waiting: the client notices the death, ends the rest, and says so; it never waits beyond its time limit.
 
-The actors belong to the Ray job that made them and end with it. Ray itself is started elsewhere.
+The actors are detached: they outlive the task and the process that made them, until `Learner.close` or the end of Ray.
+On a cluster, a run that is started again after a kill finds them where they were. Ray itself is started elsewhere.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from agentfly_lib.configs import LearnerConfig, RunConfig
 from agentfly_lib.errors import AgentFlyError, LearnerError
 from agentfly_lib.refs import CheckpointRef, LearnerRef, ModelRef, StepReport
-from agentfly_lib.training.engine import process_environment
-from agentfly_lib.training.learner import LearnerRank, learner_fingerprint
+from agentfly_lib.training.identity import learner_fingerprint, process_environment
 
 __all__ = ["Canary", "Learner", "LearnerActor", "LearnerStatus", "ensure_learner"]
 
@@ -66,6 +66,8 @@ class LearnerActor:
     """A `LearnerRank` in a process of its own. Calls are served one at a time."""
 
     def __init__(self, fingerprint: str) -> None:
+        from agentfly_lib.training.learner import LearnerRank  # torch and DeepSpeed only in the actor
+
         self._fingerprint = fingerprint
         self._rank = LearnerRank()
 
@@ -227,6 +229,7 @@ def _start(name: str, namespace: str, learner: LearnerConfig, fingerprint: str) 
         "namespace": namespace,
         "num_cpus": learner.threads if device == "cpu" else 1,
         "num_gpus": 0 if device == "cpu" else GPU_SHARE,
+        "lifetime": "detached",  # held by name alone: without it Ray ends an actor with its last handle
         "max_restarts": 0,
         "runtime_env": {"env_vars": process_environment(device=device, threads=learner.threads)},
     }

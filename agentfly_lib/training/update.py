@@ -95,7 +95,8 @@ class StepUpdate:
             self.nonfinite_in_row = 0 if applied else self.nonfinite_in_row + 1
             skipped += not applied
             if self.nonfinite_in_row >= self.config.learner.max_nonfinite_steps:
-                raise LearnerError(self._nonfinite(step, bad, items))
+                members = [samples[index].trajectory_id for index in minibatch.samples]
+                raise LearnerError(self._nonfinite(step, bad, members))
         finite = [norm for norm in norms if math.isfinite(norm)]
         return meter.reduce() | {
             "train/grad_norm/mean": sum(finite) / len(finite) if finite else math.nan,
@@ -158,15 +159,17 @@ class StepUpdate:
         dist.all_reduce(total)
         return bool(total)
 
-    def _nonfinite(self, step: int, bad: list[str], items: Sequence[_Work]) -> str:
-        names = bad or [sample.trajectory_id for item in items for sample in item.samples]
-        names = list(dict.fromkeys(names))
-        what = "the loss of" if bad else "the gradient of a batch with"
+    def _nonfinite(self, step: int, bad: list[str], members: list[str]) -> str:
+        """Collective: the trajectories at fault may be another rank's."""
+        of_ranks: list[list[str]] = [[] for _ in range(self.world)]
+        dist.all_gather_object(of_ranks, bad)
+        named = [name for of_rank in of_ranks for name in of_rank]
+        what = "the loss of" if named else "the gradient of a batch with"
+        names = list(dict.fromkeys(named or members))
         listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         return (
-            f"step {step}: {self.nonfinite_in_row} updates in a row were not finite and were skipped; on rank "
-            f"{self.rank} {what} the trajectories {listed or '(none)'} is not finite. Lower optim.lr, or look at these "
-            f"trajectories with `agentfly show`"
+            f"step {step}: {self.nonfinite_in_row} updates in a row were not finite and were skipped; in the last one "
+            f"{what} {listed} is not finite. Lower optim.lr, or look at these trajectories with `agentfly show`"
         )
 
 

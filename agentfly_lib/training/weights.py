@@ -18,7 +18,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from agentfly_lib.errors import LearnerError
+from agentfly_lib.errors import ShardError
 
 __all__ = ["canary_token_ids", "gather_weights", "weights_digest", "write_weights"]
 
@@ -68,6 +68,6 @@ def write_weights(path: Path, weights: dict[str, torch.Tensor], *, policy_versio
         save_file(weights, temporary, metadata={"policy_version": str(policy_version), "format": "pt"})
         os.replace(temporary, path)
     except OSError as error:
-        raise LearnerError(f"cannot write the weights to {path}: {error.strerror}; free space there") from error
+        raise ShardError(f"cannot write the weights to {path}: {error.strerror or error}; free space there") from error
     finally:
         temporary.unlink(missing_ok=True)

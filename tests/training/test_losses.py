@@ -8,7 +8,8 @@ import pytest
 
 pytestmark = pytest.mark.stack
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -68,7 +69,7 @@ def test_a_step_of_grpo_by_hand() -> None:
         algorithm=AlgorithmConfig(),
     )
     result.loss.backward()
-    assert float(result.loss) == pytest.approx(0.0, abs=1e-7)
+    assert result.loss.item() == pytest.approx(0.0, abs=1e-7)
     torch.testing.assert_close(logprobs.grad, -advantages / 8)
 
 
@@ -85,20 +86,20 @@ def test_a_step_of_grpo_by_hand() -> None:
 )
 def test_clipping_by_hand(ratio: float, advantage: float, loss: float, gradient: float) -> None:
     result, grad = loss_of([ratio], [advantage])
-    assert float(result.loss) == pytest.approx(loss, rel=1e-5)
+    assert result.loss.item() == pytest.approx(loss, rel=1e-5)
     assert float(grad) == pytest.approx(gradient, rel=1e-5)
 
 
 def test_without_dual_clip_a_bad_token_is_not_bounded() -> None:
     result, _ = loss_of([5.0], [-2.0], PLAIN.model_copy(update={"clip": ClipConfig(dual=None)}))
-    assert float(result.loss) == pytest.approx(10.0, rel=1e-5)
+    assert result.loss.item() == pytest.approx(10.0, rel=1e-5)
 
 
 def test_truncated_importance_weights_by_hand() -> None:
     # old is -2. Recorded -2.5: exp(0.5) = 1.6487. Recorded -4: exp(2) = 7.389, capped at 2. NaN: weight 1, counted.
     algorithm = AlgorithmConfig(correction=TisTokenConfig(cap=2.0))
     result, grad = loss_of([1.0] * 3, [1.0] * 3, algorithm, recorded=tensor(-2.5, -4.0, math.nan))
-    assert float(result.loss) == pytest.approx(-(1.6487213 + 2 + 1), rel=1e-6)
+    assert result.loss.item() == pytest.approx(-(1.6487213 + 2 + 1), rel=1e-6)
     torch.testing.assert_close(grad, -tensor(1.6487213, 2, 1))
     assert value(result, "missing_logprobs") == 1
     assert value(result, "correction_capped") == 1
@@ -108,7 +109,7 @@ def test_truncated_importance_weights_by_hand() -> None:
 
 def test_the_mismatch_is_reported_even_if_it_is_not_corrected() -> None:
     result, _ = loss_of([1.0], [1.0], PLAIN, recorded=tensor(-2.5))
-    assert float(result.loss) == pytest.approx(-1.0)
+    assert result.loss.item() == pytest.approx(-1.0)
     # exp(0.5) - 1 - 0.5
     assert value(result, "mismatch_k3") == pytest.approx(0.1487213, rel=1e-5)
 
@@ -117,14 +118,14 @@ def test_kl_penalty_by_hand_and_its_gradient_is_that_of_the_divergence() -> None
     # x = f - l = 0.3: k3 = e^0.3 - 1.3 = 0.0498588; on policy the gradient of r k3 by l is k3 - (e^x - 1) = -x.
     algorithm = PLAIN.model_copy(update={"kl": KlConfig(coefficient=0.1)})
     result, grad = loss_of([1.0], [0.0], algorithm, reference=tensor(-1.7))
-    assert float(result.loss) == pytest.approx(0.1 * 0.0498588, rel=1e-4)
+    assert result.loss.item() == pytest.approx(0.1 * 0.0498588, rel=1e-4)
     assert float(grad) == pytest.approx(-0.1 * 0.3, rel=1e-4)
 
 
 def test_kl_is_clamped_where_the_reference_is_far_away() -> None:
     algorithm = PLAIN.model_copy(update={"kl": KlConfig(coefficient=1.0)})
     result, _ = loss_of([1.0], [0.0], algorithm, reference=tensor(100.0))
-    assert float(result.loss) == pytest.approx(math.exp(20) - 21, rel=1e-5)
+    assert result.loss.item() == pytest.approx(math.exp(20) - 21, rel=1e-5)
 
 
 def test_extreme_ratios_stay_finite() -> None:
@@ -134,7 +135,7 @@ def test_extreme_ratios_stay_finite() -> None:
         logprobs, old=old, recorded=old, advantages=tensor(-1, -1), denominator=2, algorithm=AlgorithmConfig()
     )
     result.loss.backward()
-    assert math.isfinite(float(result.loss))
+    assert math.isfinite(result.loss.item())
     assert logprobs.grad is not None
     assert bool(torch.isfinite(logprobs.grad).all())
 
@@ -150,7 +151,7 @@ def test_all_masked_gives_zero_with_a_graph() -> None:
     logprobs, _ = token_logprobs(weights, torch.zeros(4, dtype=torch.long))
     result = zero_loss(logprobs)
     result.loss.backward()
-    assert float(result.loss) == 0.0
+    assert result.loss.item() == 0.0
     assert weights.grad is not None
     assert torch.count_nonzero(weights.grad) == 0
     assert result.sums.tolist() == [0.0] * len(SUMS)

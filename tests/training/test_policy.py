@@ -9,7 +9,8 @@ import pytest
 
 pytestmark = pytest.mark.stack
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch  # noqa: E402
 
 from agentfly_lib.configs import AlgorithmConfig, KlConfig  # noqa: E402
 from agentfly_lib.errors import ModelError  # noqa: E402

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -15,7 +16,8 @@ import pytest
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 pytest.importorskip("deepspeed")
-ray = pytest.importorskip("ray")
+pytest.importorskip("ray")
+import ray  # noqa: E402
 
 from agentfly_lib.errors import LearnerError, ModelError  # noqa: E402
 from agentfly_lib.refs import LearnerRef, ModelRef  # noqa: E402
@@ -32,7 +34,7 @@ def local_ray() -> Iterator[None]:
         include_dashboard=False,
         _node_ip_address="127.0.0.1",
         object_store_memory=200 * 2**20,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}},
     )

@@ -15,7 +15,9 @@ import pytest
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch  # noqa: E402
+
 pytest.importorskip("deepspeed")
 from safetensors.torch import load_file  # noqa: E402
 
