@@ -169,14 +169,11 @@ def show(
     count: Annotated[int, typer.Option(min=1, help="How many trajectories.")] = 3,
 ) -> None:
     """Print trajectories readably: turns, tool calls, rewards, and which tokens were trained on."""
-    from agentfly_lib.configs import load_config
-    from agentfly_lib.models.resolve import find_model
     from agentfly_lib.viewer.show import show_run
 
     directory = _existing_run(run)
     prepare_environment(directory.parent)
-    model = find_model(load_config(directory / "config.toml").model)
-    show_run(directory, step=step, trajectory=trajectory, count=count, model=model)
+    show_run(directory, step=step, trajectory=trajectory, count=count)
 
 
 @app.command()
@@ -231,12 +228,18 @@ def _load(recipe: Path, overrides: list[str] | None) -> RunConfig:
 
 
 def _prepare(config: RunConfig) -> None:
-    """Sets the process's environment, before prefect, mlflow, ray or vllm are imported."""
+    """Sets the process's environment, before prefect, mlflow, ray or vllm are imported, and looks for what is wrong."""
     names_hub = config.data.type == "hub" or (
         config.model.type == "pretrained" and not Path(config.model.name_or_path).exists()
     )
-    config.run.root.mkdir(parents=True, exist_ok=True)
+    try:
+        config.run.root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run.root = {config.run.root}: cannot be made ({error.strerror}); name another folder") from error
     prepare_environment(config.run.root, offline=not names_hub, quiet=True)
+    from agentfly_lib.preflight import check_run
+
+    check_run(config)
 
 
 def _flow(name: str) -> Callable[..., Any]:

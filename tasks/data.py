@@ -11,7 +11,7 @@ from prefect import task
 from agentfly_lib.agents.agent import Agent
 from agentfly_lib.configs import DataConfig, ModelConfig
 from agentfly_lib.data.prepare import load_problems, prepare_dataset
-from agentfly_lib.errors import DataError
+from agentfly_lib.errors import ConfigError, DataError
 from agentfly_lib.models.resolve import resolve_model
 from agentfly_lib.refs import DatasetRef, ModelRef
 from agentfly_lib.store.atomic import read_json, write_json
@@ -45,8 +45,10 @@ async def resolve(config: ModelConfig) -> ModelRef:
         def progress(done: int, total: int, loss: float) -> None:
             bar.update(completed=done, total=total, note=f"loss {loss:.3f}")
 
-        session.model = await asyncio.to_thread(resolve_model, config, None, progress)
-    return session.model
+        model = await asyncio.to_thread(resolve_model, config, None, progress)
+    await asyncio.to_thread(_claim_model, session, model)
+    session.model = model
+    return model
 
 
 @task(name="check", timeout_seconds=600, **RETRIED)
@@ -56,6 +58,21 @@ async def check(dataset: DatasetRef, _: ModelRef) -> None:
     Raises `ConfigError` for unknown names and missing columns, `DataError` for prompts that are too long.
     """
     await asyncio.to_thread(_check, current_session(), dataset)
+
+
+def _claim_model(session: Session, model: ModelRef) -> None:
+    """A run goes on with the model that it began with."""
+    file = session.directory.model_file
+    if not file.exists():
+        write_json(file, model.model_dump(mode="json"))
+        return
+    began = ModelRef.model_validate(read_json(file))
+    if began.fingerprint != model.fingerprint:
+        raise ConfigError(
+            f"{session.directory.path} began with the model {began.path} (fingerprint {began.fingerprint[:12]}), but "
+            f"{model.path} now has fingerprint {model.fingerprint[:12]}; restore that model, or start another run with "
+            "--set run.name=NAME"
+        )
 
 
 def _check(session: Session, dataset: DatasetRef) -> None:

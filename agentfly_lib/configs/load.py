@@ -64,8 +64,9 @@ def config_toml(config: BaseModel) -> str:
 
 
 def differing_keys(old: RunConfig, new: RunConfig) -> list[str]:
-    """`key: old -> new` for every key that differs, sorted by key."""
+    """`key: old -> new` for every key that differs, sorted by key. Where the run lies (`run.root`) is left out."""
     before, after = _flatten(old.model_dump(mode="json")), _flatten(new.model_dump(mode="json"))
+    before["run.root"] = after["run.root"]
     return [
         f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
         for key in sorted(before.keys() | after.keys())
@@ -92,7 +93,9 @@ def _explain(fault: ErrorDetails) -> str:
         valid = _valid_keys(location[:-1])
         near = difflib.get_close_matches(location[-1], valid, n=1, cutoff=0.5)
         elsewhere = [path for path in _all_keys() if path.rsplit(".", 1)[-1] == location[-1]]
-        if elsewhere:
+        if key in elsewhere:
+            hint = "it belongs to another variant; remove it, or choose that variant by its `type`"
+        elif elsewhere:
             hint = f"did you mean {' or '.join(elsewhere)}?"
         elif near:
             hint = f"did you mean {'.'.join([*location[:-1], near[0]])}?"

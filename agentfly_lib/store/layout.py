@@ -1,6 +1,7 @@
 """Where everything of a run lies.
 
     <run>/config.toml                                the resolved recipe
+          model.json                                 the starting model: where it is, and its fingerprint
           run.lock, run.owner.json                   who is using the directory
           steps/000012/                              a `StepDirectory`
               rollouts/part-00003.arrow, MANIFEST.json
@@ -84,6 +85,11 @@ class RunDirectory:
     @property
     def config_file(self) -> Path:
         return self.path / "config.toml"
+
+    @property
+    def model_file(self) -> Path:
+        """The starting model (`refs.ModelRef`)."""
+        return self.path / "model.json"
 
     @property
     def lock_file(self) -> Path:

@@ -8,6 +8,8 @@ from rich.console import Console
 
 from agentfly_lib.chat import ChatFormat
 from agentfly_lib.errors import AgentFlyError, UserError
+from agentfly_lib.refs import ModelRef
+from agentfly_lib.store.atomic import read_json
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.manifest import iter_groups, read_rollout_manifest
 from agentfly_lib.store.scored import load_scored_groups
@@ -18,7 +20,7 @@ __all__ = ["show_run"]
 
 
 def show_run(
-    run: Path, *, step: int | None, trajectory: str | None, count: int, model: Path | None, console: Console | None = None
+    run: Path, *, step: int | None, trajectory: str | None, count: int, console: Console | None = None
 ) -> None:
     """Prints trajectories of a step: those with the given id, or the first chain of the first `count` groups.
 
@@ -42,7 +44,7 @@ def show_run(
     if not chosen:
         example = groups[0].trajectories[0].id if groups else "none"
         raise UserError(f"step {number} of {run} has no trajectory {trajectory!r}; an id looks like {example}")
-    chat = _chat(model, console)
+    chat = _chat(directory, console)
     for each, problem in chosen[:count]:
         console.print(render_trajectory(each, problem, chat))
 
@@ -56,11 +58,10 @@ def _groups(directory: RunDirectory, number: int, console: Console) -> list[Traj
     return [group for _, groups in iter_groups(step, read_rollout_manifest(step)) for group in groups]
 
 
-def _chat(model: Path | None, console: Console) -> ChatFormat | None:
-    if model is None:
-        return None
+def _chat(directory: RunDirectory, console: Console) -> ChatFormat | None:
     try:
-        return ChatFormat.from_pretrained(model)
-    except UserError as error:
+        model = ModelRef.model_validate(read_json(directory.model_file))
+        return ChatFormat.from_pretrained(model.path)
+    except AgentFlyError as error:
         console.print(f"tokens are not shown: {error}", style="yellow", highlight=False)
         return None

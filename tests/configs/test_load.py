@@ -1,0 +1,124 @@
+"""Recipes become configs, or one error that names every wrong key with its value and the nearest valid one."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from agentfly_lib.configs import RunConfig, config_toml, differing_keys, load_config, parse_overrides
+from agentfly_lib.errors import ConfigError
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+SMALLEST = '[run]\nname = "x"\n[model]\ntype = "tiny"\n[data]\ntype = "arithmetic"\n'
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(SMALLEST)
+    return path
+
+
+def refusal(recipe: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_loads_and_survives_a_round_trip(path: Path) -> None:
+    config = load_config(path)
+    assert RunConfig.model_validate(tomllib.loads(config_toml(config))) == config
+
+
+def test_overrides_are_read_as_toml_and_as_text_where_they_are_not() -> None:
+    assert parse_overrides(["optim.lr=1e-4", "agent.tools=['a', 'b']", "run.name=x y", "a.b=true"]) == [
+        ("optim.lr", 1e-4),
+        ("agent.tools", ["a", "b"]),
+        ("run.name", "x y"),
+        ("a.b", True),
+    ]
+
+
+def test_an_override_changes_one_key_and_leaves_the_rest(recipe: Path) -> None:
+    config = load_config(recipe, ["optim.lr=1e-4", "agent.reward.name=mine"])
+    assert (config.optim.lr, config.agent.reward.name) == (1e-4, "mine")
+    assert differing_keys(load_config(recipe), config) == [
+        "agent.reward.name: 'math_equal' -> 'mine'",
+        "optim.lr: 1e-06 -> 0.0001",
+    ]
+
+
+def test_where_a_run_lies_is_no_difference(recipe: Path) -> None:
+    assert differing_keys(load_config(recipe), load_config(recipe, ["run.root=/elsewhere"])) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optim.lrr=1", "unknown key optim.lrr (value 1): did you mean optim.lr?"),
+        ("optim.warmup=1", "unknown key optim.warmup (value 1): did you mean optim.warmup_steps?"),
+        ("lr=1", "unknown key lr (value 1): did you mean optim.lr?"),
+        ("chains=4", "unknown key chains (value 4): did you mean rollout.chains?"),
+        ("data.train=x", "unknown key data.train (value 'x'): it belongs to another variant"),
+        ("optim.lr=fast", "optim.lr = 'fast': Input should be a valid number"),
+        ("optim.lr=0", "optim.lr = 0: Input should be greater than 0"),
+        ("optim.lr=inf", "optim.lr = inf: Input should be a finite number"),
+        ("optim.betas=[0.9, 1.0]", "betas must lie in [0, 1)"),
+        ("run.steps=1.5", "run.steps = 1.5: Input should be a valid integer"),
+        ("run.name=a/b", "run.name = 'a/b'"),
+        ("model.type=huge", "expected tags: 'pretrained', 'tiny'"),
+        ("rollout.context_length=1024", "leaves no room after a prompt of rollout.max_prompt_tokens=1024"),
+        ("optim.minibatches=3", "optim.minibatches=3 does not divide the 128 trajectories of a step"),
+        ("learner.ranks=3", "learner.ranks=3 does not divide a minibatch of 128 trajectories"),
+        ("rollout.chains=1", "rollout.chains=1 gives every group an advantage of 0"),
+        ("rollout.max_turn_tokens=4096", "is more than a trajectory may sample"),
+        ("rollout.sampling.top_p=0.9", "training rollouts refuse them"),
+        ("data.train_problems=4", "data.train_problems=4 is fewer than rollout.problems_per_step=16"),
+        ("data.max_number=9", "too few distinct problems"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(recipe: Path, override: str, expected: str) -> None:
+    assert expected in refusal(recipe, override)
+
+
+def test_all_faults_are_listed_at_once(recipe: Path) -> None:
+    message = refusal(recipe, "optim.lrr=1", "run.steps=-1", "rollout.chain=3")
+    assert message.count("\n  - ") == 3
+
+
+def test_top_p_is_allowed_for_evaluation(recipe: Path) -> None:
+    assert load_config(recipe, ["evaluation.sampling.top_p=0.9"]).evaluation.sampling.truncates
+
+
+def test_a_key_of_another_variant_says_so(recipe: Path) -> None:
+    assert "belongs to another variant" in refusal(recipe, "data.type=gsm8k", "data.max_number=99")
+
+
+def test_a_missing_table_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('[run]\nname = "x"\n')
+    message = refusal(path)
+    assert "model is required and not set" in message
+    assert "data is required and not set" in message
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "cannot read the recipe" in refusal(tmp_path / "none.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[run\n")
+    assert "is not valid TOML" in refusal(bad)
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "is not UTF-8" in refusal(binary)
+
+
+@pytest.mark.parametrize("override", ["optim.lr", "=3", "a..b=1", ".=1"])
+def test_an_override_without_key_or_value_is_refused(recipe: Path, override: str) -> None:
+    assert "write it as key=value" in refusal(recipe, override)
+
+
+def test_an_override_through_a_value_is_refused(recipe: Path) -> None:
+    assert "run.name is the value 'x', not a table" in refusal(recipe, "run.name.first=a")
