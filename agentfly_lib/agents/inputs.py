@@ -83,4 +83,4 @@ def _plain(columns: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _named(value: Any) -> str:
-    return f"an empty {type(value).__name__}" if value in ([], (), {}) else f"a {type(value).__name__}"
+    return f"an empty {type(value).__name__}" if value in ([], (), {}) else f"of type {type(value).__name__}"

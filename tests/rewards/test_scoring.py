@@ -280,11 +280,10 @@ class TestMathEqual:
         # By way of the table of modules: the package's own attribute of that name is the reward.
         monkeypatch.setattr(sys.modules["agentfly_lib.rewards.math_equal"], "SYMBOLIC_SECONDS", 0.5)
         await score(math_equal, make_group("\\boxed{\\sqrt{16}}"))
-        endless = "\\boxed{" + "9^{" * 6 + "9" + "}" * 6 + "}"
-        scores = await score(math_equal, make_group(endless, "\\boxed{4}"))
-        assert scores[1].reward == 1.0
-        assert scores[0].reward in (None, 0.0)
-        assert scores[0].seconds < 15
+        scores = await score(math_equal, make_group("\\boxed{9^{9^{9^{9}}}}", "\\boxed{4}", "\\boxed{\\sqrt{16}}"))
+        assert [s.reward for s in scores] == [None, 1.0, 1.0]
+        assert scores[0].outcome is Outcome.DROPPED
+        assert "within 0.5 s and was killed" in (scores[0].error or "")
 
     def test_it_is_fast(self):
         text = "Janet sells 16 - 3 - 4 = 9 duck eggs a day. She makes 9 * 2 = $18. The answer is \\boxed{1,234}."
