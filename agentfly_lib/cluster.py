@@ -26,8 +26,9 @@ logger = logging.getLogger(__name__)
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an actor without GPUs keeps the environment that we give it
-    "RAY_DEDUP_LOGS": "0",
 }
+_LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Without a cluster Ray serves on 127.0.0.1; asked for that address by name it would listen everywhere all the same."""
 
 
 @contextlib.contextmanager
@@ -40,20 +41,24 @@ def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterato
     Raises:
         ConnectionError: no cluster answers at `config.address`.
     """
-    import ray
-
-    if ray.is_initialized():
+    loaded = sys.modules.get("ray")
+    if loaded is not None and loaded.is_initialized():
         yield
-        return
-    with _environment(_RAY_ENVIRONMENT):
-        if config.address is not None:
+    elif config.address is not None:
+        with _environment(_RAY_ENVIRONMENT):
+            import ray
+
             ray.init(address=config.address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
             try:
                 yield
             finally:
                 ray.shutdown()
-            return
-        with _private_folder() as folder:
+    else:
+        with _environment(_RAY_ENVIRONMENT | _LOOPBACK_ONLY), _private_folder() as folder:
+            import ray
+            from ray._private import ray_constants
+
+            ray_constants.ENABLE_RAY_CLUSTER = False  # what `_LOOPBACK_ONLY` says, had Ray been imported before
             ray.init(
                 num_cpus=max(cpus_needed, os.cpu_count() or 1),
                 namespace=namespace,
@@ -61,7 +66,6 @@ def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterato
                 object_store_memory=config.object_store_mib * 2**20,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
                 _temp_dir=str(folder / "ray"),  # Ray opens its own folder to everyone
             )
             try:

@@ -1,11 +1,13 @@
 """A private Ray ends with its driver, however the driver ends."""
 
+import contextlib
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agentfly_lib.cluster import gpu_count
@@ -63,6 +65,14 @@ def gone(folder: Path, seconds: float) -> bool:
     return False
 
 
+def listening(process: int) -> set[str]:
+    """Addresses on which a process accepts connections."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        connections = psutil.Process(process).net_connections(kind="inet")
+        return {c.laddr.ip.removeprefix("::ffff:") for c in connections if c.status == psutil.CONN_LISTEN}
+    return set()
+
+
 @pytest.mark.stack
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
@@ -70,7 +80,9 @@ def test_a_killed_driver_leaves_no_process_and_no_folder(driver, end):
     folder = Path(driver.stdout.readline().strip())
     assert folder.name.startswith("agentfly-")
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert len(processes_using(folder)) >= 4
+    processes = processes_using(folder)
+    assert len(processes) >= 4
+    assert {address for process in processes for address in listening(process)} == {"127.0.0.1"}
     driver.send_signal(end)
     driver.wait(20)
     assert gone(folder, 10)

@@ -30,7 +30,7 @@ __all__ = ["EngineServer", "EngineStatus", "pack_request", "unpack_reply"]
 
 logger = logging.getLogger(__name__)
 
-_FORGET_CLIENT_SECONDS = 120.0
+_FORGET_CLIENT_SECONDS = 1800.0
 """A client that has neither asked nor collected for so long is gone."""
 _ORPHANED_SECONDS = 3 * 3600.0
 """An engine that nobody has called for so long ends its process: its run was killed and never resumed."""
