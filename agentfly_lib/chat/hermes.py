@@ -58,14 +58,16 @@ class HermesParser:
 
 
 def _split_reasoning(text: str) -> tuple[str, str]:
-    """The reasoning at the start (its opening tag may stand in the prompt) and what follows it."""
-    head, end, tail = text.rpartition(_REASONING_END)
-    if end:
-        return head + end, tail
-    start = text.find(_REASONING_START)
-    if start >= 0:
-        return text[start:], text[:start]
-    return "", text
+    """The reasoning at the start (its opening tag may stand in the prompt) and what follows it.
+
+    Reasoning that never ends hides nothing, and neither does a closing tag inside a call.
+    """
+    end, call = text.find(_REASONING_END), text.find(_OPEN)
+    opened = text.lstrip().startswith(_REASONING_START)
+    if end < 0 or (not opened and 0 <= call < end):
+        return "", text
+    split = end + len(_REASONING_END)
+    return text[:split], text[split:]
 
 
 def _body(text: str, start: int) -> tuple[int, int, bool]:

@@ -68,7 +68,20 @@ class TestWellFormed:
         reply = parse(thought + call('{"name": "f", "arguments": {}}'))
         assert [c.id for c in reply.calls] == ["call-0"]
         assert isinstance(reply.calls[0], ToolCall)
-        assert parse("<think>I could write " + call('{"name": "f", "arguments": {}}')).calls == ()
+
+    def test_reasoning_may_have_begun_in_the_prompt(self):
+        reply = parse("hm</think>" + call('{"name": "f", "arguments": {}}'))
+        assert isinstance(reply.calls[0], ToolCall)
+        assert reply.content == "hm</think>"
+
+    @pytest.mark.parametrize("before", ["<think>never closed ", "<think>", "some <think> inside "])
+    def test_reasoning_that_does_not_end_hides_no_call(self, before):
+        assert isinstance(parse(before + call('{"name": "f", "arguments": {}}')).calls[0], ToolCall)
+
+    def test_its_closing_tag_inside_an_argument_hides_no_call(self):
+        assert parse(call('{"name": "f", "arguments": {"x": "</think>"}}')).calls[0] == ToolCall(
+            id="call-0", name="f", arguments={"x": "</think>"}
+        )
 
 
 class TestRefused:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -162,3 +165,18 @@ def test_any_text_can_be_read(text, other):
 )
 def test_symbolic(given, reference, equal):
     assert symbolic_equal(given, reference) is equal
+
+
+DATA = Path(os.environ.get("AGENTFLY_TEST_DATA") or Path(__file__).parents[3] / "shared" / "data") / "gsm8k"
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="GSM8K is not here; AGENTFLY_TEST_DATA names the folder that has it")
+def test_every_solution_of_gsm8k_states_its_own_answer_and_not_the_next_ones():
+    answers = [json.loads(line)["answer"] for line in (DATA / "test.jsonl").read_text().splitlines()]
+    references = [text.rpartition("####")[2].strip() for text in answers]
+    assert all(
+        equal_answers(extract_answer(text), wanted) is True for text, wanted in zip(answers, references, strict=True)
+    )
+    for text, wanted, other in zip(answers, references, references[1:], strict=False):
+        differ = int(wanted.replace(",", "")) != int(other.replace(",", ""))
+        assert equal_answers(extract_answer(text), other) is not differ

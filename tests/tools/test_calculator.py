@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import operator
+import os
+import re
 import time
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -185,3 +189,18 @@ def test_agrees_with_exact_fractions(pair):
 @given(st.text("0123456789.,+-*/%()eE ^_x\n", max_size=40))
 def test_any_text_has_an_answer(text):
     assert isinstance(calculator(text), str | ToolResult)
+
+
+DATA = Path(os.environ.get("AGENTFLY_TEST_DATA") or Path(__file__).parents[3] / "shared" / "data") / "gsm8k"
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="GSM8K is not here; AGENTFLY_TEST_DATA names the folder that has it")
+def test_agrees_with_the_calculations_that_people_wrote_into_gsm8k():
+    """They write `<<48/2=24>>`, mostly rounded to two decimals."""
+    lines = (DATA / "test.jsonl").read_text().splitlines()
+    pairs = [pair for line in lines for pair in re.findall(r"<<([^=<>]+)=([\d.]+)>>", json.loads(line)["answer"])]
+    assert len(pairs) > 3000
+    for expression, result in pairs:
+        shown = calculator(expression)
+        assert isinstance(shown, str), (expression, shown)
+        assert abs(float(Fraction(shown)) - float(result)) <= 0.01 * max(1.0, float(result)), (expression, shown)
