@@ -12,7 +12,7 @@ import logging
 from prefect import task
 
 from agentfly_lib.errors import LearnerError
-from agentfly_lib.inference.actor import ensure_engines, load_weights
+from agentfly_lib.inference.actor import ensure_engines, load_weights, stop_engines
 from agentfly_lib.inference.canary import Canary
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.store.atomic import read_json
@@ -35,6 +35,8 @@ async def start_workers(model: ModelRef) -> tuple[EngineRef, LearnerRef]:
         async with asyncio.TaskGroup() as group:
             engines = group.create_task(_engines(session, model))
             learner = group.create_task(_learner(session, model))
+    _end_with(session, engines.result())
+    session.closing.callback(Learner(learner.result(), session.config.learner).close)
     return engines.result(), learner.result()
 
 
@@ -44,7 +46,9 @@ async def start_engines(model: ModelRef) -> EngineRef:
     session = current_session()
     with session.display.stage("start engine"):
         await session.start_cluster()
-        return await _engines(session, model)
+        engines = await _engines(session, model)
+    _end_with(session, engines)
+    return engines
 
 
 @task(name="sync", task_run_name="sync-{version:06d}", **RETRIED)
@@ -70,13 +74,20 @@ async def ready(session: Session, version: int) -> EngineRef:
 async def learner_at(session: Session, version: int) -> LearnerRef:
     """The learner, holding a version.
 
-    Raises `LearnerError` if it is ahead of the version, or a step that would lead to it is not stored.
+    Raises `LearnerError` if the checkpoint is ahead of the version, `ShardError` if a step that leads to it is not stored.
     """
     ref = await _learner(session, session.resolved_model)
     if ref.policy_version > version:
+        logger.warning(
+            "the learner holds version %d, of which nothing is recorded; it starts again from the newest checkpoint",
+            ref.policy_version,
+        )
+        Learner(ref, session.config.learner).close()
+        ref = await _learner(session, session.resolved_model)
+    if ref.policy_version > version:
         raise LearnerError(
-            f"the learner holds version {ref.policy_version}, but the run directory asks for version {version}; "
-            "stop everything that uses this run and start it again"
+            f"the newest checkpoint holds version {ref.policy_version}, but the update that made it is not recorded in "
+            f"{session.directory.path / 'steps'}; restore that folder, or remove the checkpoint to train from the one before"
         )
     if ref.policy_version == version:
         return ref
@@ -94,6 +105,11 @@ async def learner_at(session: Session, version: int) -> LearnerRef:
                 session.tracker.log_metrics(step, {"train/replay_mismatch/count": 1.0})
             bar.update(completed=done)
     return ref.model_copy(update={"policy_version": version})
+
+
+def _end_with(session: Session, engines: EngineRef) -> None:
+    """The actors outlive a killed driver on a shared cluster, to be found again; they do not outlive a run that ends."""
+    session.closing.push_async_callback(asyncio.to_thread, stop_engines, engines)
 
 
 async def _engines(session: Session, model: ModelRef) -> EngineRef:

@@ -37,7 +37,7 @@ from agentfly_lib.training.packing import plan_step, to_batch
 from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
 from agentfly_lib.training.samples import build_samples
 from agentfly_lib.training.update import Seconds, StepUpdate
-from agentfly_lib.training.weights import canary_token_ids, gather_weights, weights_digest, write_weights
+from agentfly_lib.training.weights import CANARY_TOKENS, canary_token_ids, gather_weights, weights_digest, write_weights
 from agentfly_lib.types import TrainingSample, TrajectoryGroup
 
 __all__ = ["LearnerRank"]
@@ -165,7 +165,7 @@ class LearnerRank:
     @property
     def canary_token_ids(self) -> list[int]:
         """The tokens of the canary whose log-probs `weights_digest` hashes."""
-        return canary_token_ids(self._vocab_size)
+        return canary_token_ids(self._vocab_size, min(CANARY_TOKENS, self.config.rollout.context_length - 1))
 
     def canary_logprobs(self, token_ids: list[int]) -> list[float]:
         """Log-prob of each token given those before it, at temperature 1; one fewer than tokens. Collective."""

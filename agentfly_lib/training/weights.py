@@ -20,10 +20,14 @@ from transformers import PreTrainedModel
 
 from agentfly_lib.errors import ShardError
 
-__all__ = ["canary_token_ids", "gather_weights", "weights_digest", "write_weights"]
+__all__ = ["CANARY_TOKENS", "canary_token_ids", "gather_weights", "weights_digest", "write_weights"]
 
 
-def canary_token_ids(vocab_size: int, length: int = 32) -> list[int]:
+CANARY_TOKENS = 72
+"""Long enough to fill two blocks of an engine's prefix cache, so that a stale cache would show."""
+
+
+def canary_token_ids(vocab_size: int, length: int = CANARY_TOKENS) -> list[int]:
     """A fixed, varied token sequence that exists in every vocabulary of at least `vocab_size` entries."""
     usable = min(vocab_size, 512)
     return [(11 + 37 * place + 5 * place * place) % usable for place in range(length)]
