@@ -137,7 +137,7 @@ def prepare(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -
 
 @app.command()
 def ledger(run: Run) -> None:
-    """Print the balance of every step: problems x chains = scored + truncated + failed + dropped. Exits 1 if it is off."""
+    """Print each step's balance: problems x chains = scored + truncated + failed + dropped. Exits 1 if it is off."""
     from rich.console import Console
     from rich.table import Table
 
@@ -217,7 +217,9 @@ def model_tiny(
         return
     with Progress() as progress:
         bar = progress.add_task("tiny model", total=config.warm_steps + config.spoil_steps)
-        model = ensure_tiny(config, progress=lambda done, total, _loss: progress.update(bar, completed=done, total=total))
+        model = ensure_tiny(
+            config, progress=lambda done, total, _loss: progress.update(bar, completed=done, total=total)
+        )
     typer.echo(f"{model.path}\nfingerprint {model.fingerprint}")
 
 
@@ -235,7 +237,9 @@ def _prepare(config: RunConfig) -> None:
     try:
         config.run.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"run.root = {config.run.root}: cannot be made ({error.strerror}); name another folder") from error
+        raise UserError(
+            f"run.root = {config.run.root}: cannot be made ({error.strerror}); name another folder"
+        ) from error
     prepare_environment(config.run.root, offline=not names_hub, quiet=True)
     from agentfly_lib.preflight import check_run
 

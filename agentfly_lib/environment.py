@@ -1,4 +1,4 @@
-"""Environment variables that the packages below us read when they are imported: telemetry off, hubs off, one home for local stores.
+"""Environment variables that other packages read when imported: telemetry off, hubs off, one home for local stores.
 
 Called once by whoever owns the process (the command line, a test session), before prefect, mlflow, ray or vllm are
 imported. A variable that the user has set is left as it is.

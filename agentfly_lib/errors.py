@@ -1,6 +1,6 @@
 """Every error the system raises on purpose. A message says what was wrong, where, and what to do next.
 
-`UserError` is the user's to mend (a config, a file, a name): the command line prints it without a traceback and exits 2.
+`UserError` is the user's to mend (a config, a file, a name): the command line prints it alone and exits 2.
 `RolloutError` is caught at one place, the boundary of a chain, and becomes that trajectory's recorded failure.
 """
 

@@ -14,7 +14,7 @@ __all__ = ["check_run"]
 
 def check_run(config: RunConfig) -> None:
     """Raises `ConfigError` for an unknown tool or reward, `DataError` for a file that is not there, `ModelError` for an
-    unusable model directory. What needs the data or the model itself is checked by the flow, still before an engine starts.
+    unusable model directory. The flow checks what needs the data or the model itself, before an engine starts.
     """
     as_tools(config.agent.tools)
     as_reward(config.agent.reward.name)
@@ -23,7 +23,7 @@ def check_run(config: RunConfig) -> None:
             file = getattr(config.data, key)
             if file is not None and not file.is_file():
                 raise DataError(
-                    f"data.{key} = {file}: there is no such file (seen from {Path.cwd()}); set data.{key} to a file that is"
+                    f"data.{key} = {file}: there is no such file (seen from {Path.cwd()}); set data.{key} to one that is"
                 )
     if isinstance(config.model, PretrainedModelConfig) and Path(config.model.name_or_path).is_dir():
         check_directory(Path(config.model.name_or_path))

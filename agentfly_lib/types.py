@@ -3,10 +3,10 @@
 Values are frozen; arrays are numpy and must be treated as read-only. A worked example of one segment, an agent that
 calls a tool once (`S` marks what the policy sampled, mask 1; everything else has mask 0 and log-prob NaN):
 
-    text       <|im_start|>user…assistant\\n | <tool_call>…</tool_call><|im_end|> | \\n<|im_start|>user…assistant\\n | 4<|im_end|>
-    tokens     prompt (11)                  | S S S S S S S S S S S S (12)      | bridge: tool result (9)          | S S (2)
-    loss_mask  0 x 11                       | 1 x 12                            | 0 x 9                            | 1 x 2
-    turns                                   | Turn(11, 23, sampled)             | Turn(23, 32, tool result)        | Turn(32, 34, sampled)
+    tokens     prompt, 11 | <tool_call>...<|im_end|>, 12 | tool result and next prompt, 9 | 4<|im_end|>, 2
+    sampled               | S S S S S S S S S S S S      |                                | S S
+    loss_mask  0 x 11     | 1 x 12                       | 0 x 9                          | 1 x 2
+    turns                 | Turn(11, 23, sampled)        | Turn(23, 32, tool result)      | Turn(32, 34, sampled)
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy.typing as npt
 __all__ = [
     "RESERVED_COLUMNS",
     "Batch",
-    "FailureKind",
     "Failure",
+    "FailureKind",
     "FinishReason",
     "Message",
     "Outcome",
@@ -175,7 +175,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One chain from the first prompt to its end. `reward` is None until it is scored, and stays None if it cannot be."""
+    """One chain, from the first prompt to its end. `reward` is None until it is scored, and where it cannot be."""
 
     id: str
     """`<group_id>/<chain>`"""
@@ -268,5 +268,4 @@ class Batch:
     advantages: FloatArray  # [T]
     sample_index: IntArray  # [samples]  which sample of the step each one is
     num_loss_tokens: int
-    """Loss tokens of this micro-batch. The denominator of the loss is the GLOBAL count, given to the loss separately."""
-
+    """Loss tokens of this micro-batch. The loss is divided by the global count, which is given to it separately."""

@@ -16,7 +16,7 @@ from agentfly_lib.store.manifest import RolloutStore
 from agentfly_lib.types import Problem
 from tasks.options import RETRIED
 from tasks.session import Session, current_session
-from tasks.workers import ready
+from tasks.workers import living_engines
 
 __all__ = ["collect", "group_id"]
 
@@ -36,7 +36,7 @@ async def collect(step: int, dataset: DatasetRef, engines: EngineRef) -> ShardsR
         chains=config.rollout.chains,
     )
     if not store.complete:
-        engines = await ready(session, engines.policy_version)
+        engines = await living_engines(session, engines)
         with session.display.stage(f"collect-{step:06d}", total=store.manifest.requested) as bar:
 
             def progress(now: CollectProgress) -> None:

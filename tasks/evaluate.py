@@ -20,7 +20,7 @@ from agentfly_lib.types import Problem
 from tasks.options import RETRIED
 from tasks.score import score_directory
 from tasks.session import Session, current_session
-from tasks.workers import ready
+from tasks.workers import living_engines
 
 __all__ = ["evaluate", "evaluate_mode"]
 
@@ -62,7 +62,7 @@ async def evaluate_mode(
     )
     with session.display.stage(f"evaluate-{version:06d} {mode}", total=len(problems) * samples) as bar:
         if not store.complete:
-            engines = await ready(session, version)
+            engines = await living_engines(session, engines)
             await collect_groups(
                 session.agent,
                 RayGenerate(engines),

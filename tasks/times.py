@@ -39,6 +39,7 @@ class StepTimes:
         self._outside = 0.0
         self._sync = 0.0
         self._collected: Collected | None = None
+        self._collection_ended = self._started
         self._scored: ScoredStep | None = None
         self._notes: dict[str, float] = {}
 
@@ -71,7 +72,7 @@ class StepTimes:
     def collected(self, step: int, collected: Collected) -> None:
         """The collection of a step has ended."""
         if step == self._step:
-            self._collected = collected
+            self._collected, self._collection_ended = collected, perf_counter()
 
     def scored(self, step: int, scored: ScoredStep) -> None:
         """The scoring of a step has ended."""
@@ -89,7 +90,7 @@ class StepTimes:
         generate = self._collected.seconds.generate if self._collected else 0.0
         tools = self._collected.seconds.tools if self._collected else 0.0
         collection = self._collected.seconds.total if self._collected else 0.0
-        reward = self._scored.tail_seconds if self._scored else 0.0
+        reward = self._scored.seconds_after(self._collection_ended) if self._scored else 0.0
         compute = sum(report.seconds.get(part, 0.0) for part in COMPUTE_PARTS)
         overhead = max(wall - generate - tools - reward - compute, 0.0)
         metrics = report.metrics | self._notes | rollout_metrics(self.groups)

@@ -13,7 +13,7 @@ from agentfly_lib.training.checkpoint import prune
 from agentfly_lib.training.ranks import Learner
 from tasks.options import RETRIED
 from tasks.session import current_session
-from tasks.workers import learner_at
+from tasks.workers import living_learner
 
 __all__ = ["checkpoint", "update"]
 
@@ -26,7 +26,7 @@ async def update(step: int, learner: LearnerRef) -> StepReport:
     session = current_session()
     directory = session.directory.step(step)
     with session.display.stage(f"update-{step:06d}"):
-        learner = await learner_at(session, step)
+        learner = await living_learner(session, step, learner)
         report = await Learner(learner, session.config.learner).update(directory.path, step)
     await asyncio.to_thread(write_json, directory.update_file, report.model_dump(mode="json"))
     return report
@@ -37,7 +37,7 @@ async def checkpoint(version: int, learner: LearnerRef) -> CheckpointRef:
     """Saves everything a resume needs, and forgets the oldest checkpoints."""
     session = current_session()
     with session.times.outside(), session.display.stage(f"checkpoint-{version:06d}"):
-        learner = await learner_at(session, version)
+        learner = await living_learner(session, version, learner)
         saved = await Learner(learner, session.config.learner).save(session.directory.checkpoint(version))
         await asyncio.to_thread(prune, session.directory.checkpoints, session.config.checkpoint.keep_last)
     session.tracker.log_checkpoint(saved.path, version=version, digest=saved.digest)

@@ -1,4 +1,4 @@
-"""The long-lived parts: inference engines and learner ranks. Tasks hold their names; here they are found, revived, synchronised.
+"""The long-lived parts: inference engines and learner ranks. Here they are found, revived and synchronised.
 
 A learner that had to be replaced starts from the newest checkpoint and is brought up to the version that is needed by
 training again on the stored rollouts; an engine that had to be replaced is given the learner's weights.
@@ -10,6 +10,7 @@ import asyncio
 import logging
 
 from prefect import task
+from prefect.runtime import task_run
 
 from agentfly_lib.errors import LearnerError
 from agentfly_lib.inference.actor import ensure_engines, load_weights, stop_engines
@@ -21,7 +22,7 @@ from agentfly_lib.training.ranks import Learner, ensure_learner
 from tasks.options import RETRIED
 from tasks.session import Session, current_session
 
-__all__ = ["learner_at", "ready", "start_engines", "start_workers", "sync"]
+__all__ = ["learner_at", "living_engines", "living_learner", "ready", "start_engines", "start_workers", "sync"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,28 +54,43 @@ async def start_engines(model: ModelRef) -> EngineRef:
 
 @task(name="sync", task_run_name="sync-{version:06d}", **RETRIED)
 async def sync(version: int, engines: EngineRef, learner: LearnerRef) -> tuple[EngineRef, LearnerRef]:
-    """Learner and engines hold this version of the policy afterwards, proven by a canary; those that died are replaced."""
+    """Learner and engines hold this version of the policy afterwards, proven by a canary."""
     session = current_session()
     session.times.begin(version)
     with session.display.stage(f"sync-{version:06d}"):
-        learner = await learner_at(session, version)
-        return await ready(session, version), learner
+        return await ready(session, version)
 
 
-async def ready(session: Session, version: int) -> EngineRef:
-    """Engines that serve a version; cheap if they do already. Dead ones are replaced."""
-    engines = await _engines(session, session.resolved_model)
-    if engines.policy_version != version and session.trains:
-        learner = await learner_at(session, version)
+async def ready(session: Session, version: int) -> tuple[EngineRef, LearnerRef]:
+    """Engines that serve a version and a learner that holds it. Dead ones are replaced; living ones are asked."""
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(_engines(session, session.resolved_model))
+        learner = group.create_task(learner_at(session, version))
+    engines = asked.result()
+    if engines.policy_version != version:
         with session.times.syncing():
-            engines = await _send_weights(session, version, engines, learner)
-    return engines
+            engines = await _send_weights(session, version, engines, learner.result())
+    return engines, learner.result()
+
+
+async def living_engines(session: Session, engines: EngineRef) -> EngineRef:
+    """The engines of a task: as they are at its first try; at a later one, found or replaced, and with its version."""
+    if (task_run.run_count or 1) == 1:
+        return engines
+    if not session.trains:
+        return await _engines(session, session.resolved_model)
+    return (await ready(session, engines.policy_version))[0]
+
+
+async def living_learner(session: Session, version: int, learner: LearnerRef) -> LearnerRef:
+    """The learner of a task: as it is at its first try; at a later one, found or replaced, and at its version."""
+    return learner if (task_run.run_count or 1) == 1 else await learner_at(session, version)
 
 
 async def learner_at(session: Session, version: int) -> LearnerRef:
     """The learner, holding a version.
 
-    Raises `LearnerError` if the checkpoint is ahead of the version, `ShardError` if a step that leads to it is not stored.
+    Raises `LearnerError` if the checkpoint is ahead of the version, `ShardError` if a step on the way is not stored.
     """
     ref = await _learner(session, session.resolved_model)
     if ref.policy_version > version:
@@ -87,7 +103,7 @@ async def learner_at(session: Session, version: int) -> LearnerRef:
     if ref.policy_version > version:
         raise LearnerError(
             f"the newest checkpoint holds version {ref.policy_version}, but the update that made it is not recorded in "
-            f"{session.directory.path / 'steps'}; restore that folder, or remove the checkpoint to train from the one before"
+            f"{session.directory.path / 'steps'}; restore that folder, or remove the checkpoint to use an older one"
         )
     if ref.policy_version == version:
         return ref
@@ -108,7 +124,7 @@ async def learner_at(session: Session, version: int) -> LearnerRef:
 
 
 def _end_with(session: Session, engines: EngineRef) -> None:
-    """The actors outlive a killed driver on a shared cluster, to be found again; they do not outlive a run that ends."""
+    """On a shared cluster actors outlive a killed driver, to be found again; they do not outlive a run that ends."""
     session.closing.push_async_callback(asyncio.to_thread, stop_engines, engines)
 
 
@@ -126,8 +142,7 @@ async def _learner(session: Session, model: ModelRef) -> LearnerRef:
 async def _send_weights(session: Session, version: int, engines: EngineRef, ref: LearnerRef) -> EngineRef:
     learner = Learner(ref, session.config.learner)
     path = session.exchange / "policy.safetensors"
-    await learner.export(path, version)
-    proof = await learner.canary()
+    proof = await learner.export(path, version)
     canary = Canary(token_ids=tuple(proof.token_ids), logprobs=tuple(proof.logprobs))
     engines, found = await asyncio.to_thread(load_weights, engines, path, version=version, canary=canary)
     session.times.note(

@@ -12,9 +12,12 @@ from agentfly_lib.configs.base import Config
 __all__ = ["ArithmeticDataConfig", "DataConfig", "FilesDataConfig", "Gsm8kDataConfig", "HubDataConfig"]
 
 
-class _SplitConfig(Config):
+class _SeededConfig(Config):
     seed: int = 0
     """Seed of the split and of the order of the training problems."""
+
+
+class _SplitConfig(_SeededConfig):
     eval_problems: PositiveInt | None = None
     """Use at most this many held-out problems (the first ones after a seeded shuffle); all if unset."""
     train_problems: PositiveInt | None = None
@@ -22,7 +25,7 @@ class _SplitConfig(Config):
 
 
 class FilesDataConfig(_SplitConfig):
-    """Rows of JSON (a list), JSONL, CSV, Parquet or Arrow files, in AgentFly's format: `question` or `messages`, and free columns."""
+    """Rows of JSON (a list), JSONL, CSV, Parquet or Arrow files: `question` or `messages`, and free columns."""
 
     type: Literal["files"] = "files"
     train: Path
@@ -50,15 +53,15 @@ class HubDataConfig(_SplitConfig):
 
 
 class Gsm8kDataConfig(_SplitConfig):
-    """GSM8K in its published JSONL: `answer` ends in `#### N`, which becomes the column `answer`; the working becomes `solution`."""
+    """GSM8K in its published JSONL. `answer` ends in `#### N`: N becomes the column `answer`, all of it `solution`."""
 
     type: Literal["gsm8k"] = "gsm8k"
     train: Path
     eval: Path
 
 
-class ArithmeticDataConfig(_SplitConfig):
-    """Generated arithmetic word problems; no file and no network. The column `answer` holds the right number as text."""
+class ArithmeticDataConfig(_SeededConfig):
+    """Generated arithmetic word problems, from no file. The column `answer` holds the right number as text."""
 
     type: Literal["arithmetic"] = "arithmetic"
     train_problems: PositiveInt = 4096

@@ -12,7 +12,7 @@ __all__ = ["InferenceConfig", "SamplingConfig"]
 
 
 class SamplingConfig(Config):
-    """How tokens are drawn during training rollouts. Truncated distributions (top-p, top-k, min-p) are refused there."""
+    """How tokens are drawn. Training rollouts refuse truncated distributions (top-p, top-k, min-p)."""
 
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

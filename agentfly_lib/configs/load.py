@@ -1,4 +1,7 @@
-"""From a TOML recipe and `--set key=value` to a `RunConfig`, with errors that name the key, the value and the nearest valid key."""
+"""From a TOML recipe and `--set key=value` to a `RunConfig`.
+
+Errors name the key, its value, and the nearest valid key; all of them at once.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ __all__ = ["config_toml", "differing_keys", "load_config", "parse_overrides"]
 
 
 def load_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Reads a recipe and applies overrides such as `optim.lr=1e-4`; relative data paths stay relative to the working folder.
+    """Reads a recipe and applies overrides such as `optim.lr=1e-4`. Relative paths are seen from the working folder.
 
     Raises `ConfigError` for anything that is wrong, listing every fault at once.
     """

@@ -1,4 +1,4 @@
-"""A whole recipe: `RunConfig` is the one parameter of the training flow, the command line, and the form in the Prefect page."""
+"""A whole recipe: `RunConfig` is the one parameter of the training flow, and the form in the Prefect page."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RolloutConfig(Config):
     """Tries after the first when a chain fails for an infrastructure reason."""
     max_consecutive_failures: PositiveInt = 16
     """So many infrastructure failures in a row end the collection as an outage instead of going on."""
-    flush_seconds: PositiveFloat = 0.25
+    flush_seconds: PositiveFloat = 0.1
     """A finished group is on disk at most this much later."""
     groups_per_part: PositiveInt = 64
     """Largest number of groups in one shard part."""
@@ -155,7 +155,7 @@ class RunConfig(Config):
         if rollout.sampling.truncates:
             raise ValueError(
                 "sampling: top_p < 1, top_k > 0 and min_p > 0 change the distribution that is sampled, so the recorded "
-                "log-probs would not be the policy's; training rollouts refuse them (set them under evaluation.sampling)"
+                "log-probs would not be the policy's; training rollouts refuse them (evaluation.sampling takes them)"
             )
         return rollout
 

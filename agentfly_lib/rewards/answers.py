@@ -28,7 +28,7 @@ _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
 _NOISE = re.compile(r"\\[!,;: ]|\\left|\\right|\\[$%]|[$%€£°~]|\^\s*\{?\s*\\circ\s*\}?")
 _NAME = re.compile(r"^\s*[A-Za-z]\w{0,20}\s*=\s*")
 _UNIT = re.compile(r"(?<=[\d.])\s*(?:[A-Za-z][A-Za-z\s./-]*)$")
-_MATHS = re.compile(r"[\\^_{}]")
+_MATHS = re.compile(r"[\\^{}]|_\d")
 
 
 def extract_answer(text: str) -> str | None:
@@ -89,7 +89,8 @@ def equal_answers(given: str | None, reference: str) -> bool | None:
     if _canonical(given) == _canonical(reference):
         return True
     if right is not None:
-        return None if _MATHS.search(given) else False
+        # A box that does not balance is no mathematics, and not worth a worker's time.
+        return None if _MATHS.search(given) and given.count("{") == given.count("}") else False
     return None if _is_maths(reference) else False
 
 

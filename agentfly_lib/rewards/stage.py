@@ -1,8 +1,8 @@
 """Scores the shards of one step as they land, and writes rewards beside them.
 
-The stage follows the collection through its manifest on disk, so it works in the same process, in another one, or long
-after: rescoring old shards with another reward is the same call. Parts that have scores under this reward are not scored
-again.
+The stage follows the collection through its manifest on disk, so it works in the same process, in another one, or
+long after: rescoring old shards with another reward is the same call. Parts that have scores under this reward are
+not scored again.
 """
 
 from __future__ import annotations
@@ -38,8 +38,12 @@ class ScoredStep:
     manifest: ScoreManifest
     groups: list[TrajectoryGroup]
     """Every collected group with its rewards, ordered by id."""
-    tail_seconds: float
-    """Wall seconds in which rewards were computed after the collection had ended; before that they cost no time."""
+    busy: tuple[tuple[float, float], ...]
+    """When rewards were computed: (start, end) by `time.perf_counter` of this process, in order."""
+
+    def seconds_after(self, instant: float) -> float:
+        """Wall seconds in which rewards were computed after an instant, such as the end of the collection."""
+        return sum(max(0.0, end - max(start, instant)) for start, end in self.busy)
 
 
 async def score_step(
@@ -64,7 +68,8 @@ async def score_step(
     follower = _Follower(directory, follow_seconds)
     kept = len(store.manifest.parts)
     fresh: list[TrajectoryGroup] = []
-    scored_rows, tail_seconds = sum(part.rows for part in store.manifest.parts), 0.0
+    busy: list[tuple[float, float]] = []
+    scored_rows = sum(part.rows for part in store.manifest.parts)
     while True:
         rollouts = await follower.next(store)
         for part in store.missing_parts(rollouts):
@@ -77,8 +82,7 @@ async def score_step(
                 max_concurrency=config.max_concurrency,
                 retries=config.retries,
             )
-            if rollouts.complete:
-                tail_seconds += perf_counter() - started
+            busy.append((started, perf_counter()))
             await asyncio.to_thread(store.append, part.name, scores)
             by_id = {score.trajectory_id: score for score in scores}
             fresh += [_with_rewards(group, by_id) for group in groups]
@@ -93,7 +97,7 @@ async def score_step(
     groups = (
         sorted(fresh, key=lambda group: group.id) if whole else await asyncio.to_thread(load_scored_groups, directory)
     )
-    return ScoredStep(manifest=store.manifest, groups=groups, tail_seconds=tail_seconds)
+    return ScoredStep(manifest=store.manifest, groups=groups, busy=tuple(busy))
 
 
 class _Follower:

@@ -86,6 +86,7 @@ class LearnerRank:
         self.engine = TrainingEngine(policy, learner=config.learner, optim=config.optim, device=self.device)
         self._reference = self._load_reference(dtype)
         self._report: StepReport | None = None
+        self._canary: list[float] | None = None
         self.policy_version = self._nonfinite = self._samples_seen = self._tokens_seen = 0
         if checkpoint is not None and state is not None:
             self.engine.load(checkpoint.path / "deepspeed", _TAG)
@@ -141,7 +142,7 @@ class LearnerRank:
         self.clean = False
         metrics = work.run(samples, plan, step=step)
         with seconds.part("canary"):
-            digest = weights_digest(self.canary_logprobs(self.canary_token_ids))
+            self._canary = self.canary_logprobs(self.canary_token_ids)
         self._nonfinite = work.nonfinite_in_row
         self._samples_seen += report.trained_trajectories
         self._tokens_seen += report.loss_tokens
@@ -157,7 +158,7 @@ class LearnerRank:
             policy_version=self.policy_version,
             metrics=finite_only(metrics),
             seconds={**seconds.by_part, "total": total},
-            weights_digest=digest,
+            weights_digest=weights_digest(self._canary),
         )
         self.clean = True
         return self._report
@@ -181,14 +182,20 @@ class LearnerRank:
         inputs = PolicyInputs(to_batch([sample]), self.device)
         return self.engine.measure(inputs, 1.0)[0].tolist()
 
-    def export_weights(self, path: Path, version: int) -> None:
-        """Rank 0 writes all weights as one safetensors file, as the engine loads them. Collective."""
+    def export_weights(self, path: Path, version: int) -> list[float]:
+        """Rank 0 writes all weights as one safetensors file, as the engine loads them. Collective.
+
+        Returns the log-probs of `canary_token_ids` under these weights, by which a reader can tell them.
+        """
         if not self.clean or version != self.policy_version:
             raise LearnerError(f"version {version} was asked for, the learner holds version {self.policy_version}")
         weights = gather_weights(self.engine.policy.model, zero_stage=self.engine.zero_stage)
         if self.rank == 0:
             write_weights(path, weights, policy_version=version)
+        if self._canary is None:
+            self._canary = self.canary_logprobs(self.canary_token_ids)
         dist.barrier()
+        return self._canary
 
     def save_checkpoint(self, path: Path) -> CheckpointRef | None:
         """Writes everything a resume needs to `path` (its name is the version). Collective; rank 0 returns the ref."""

@@ -108,8 +108,9 @@ class LearnerActor:
     def update(self, directory: Path, step: int) -> StepReport:
         return self._rank.update(directory, step)
 
-    def export_weights(self, path: Path, version: int) -> None:
-        self._rank.export_weights(path, version)
+    def export_weights(self, path: Path, version: int) -> Canary:
+        logprobs = self._rank.export_weights(path, version)
+        return Canary(token_ids=self._rank.canary_token_ids, logprobs=logprobs)
 
     def save_checkpoint(self, path: Path) -> CheckpointRef | None:
         return self._rank.save_checkpoint(path)
@@ -147,9 +148,9 @@ class Learner:
         """Writes the checkpoint `path`, named after the version."""
         return (await self._all("save_checkpoint", path))[0]
 
-    async def export(self, path: Path, version: int) -> None:
-        """Writes the weights of `version`, the one that is held, as one safetensors file."""
-        await self._all("export_weights", path, version)
+    async def export(self, path: Path, version: int) -> Canary:
+        """Writes the weights of `version`, the one that is held, as one safetensors file; returns their canary."""
+        return (await self._all("export_weights", path, version))[0]
 
     async def canary(self, token_ids: Sequence[int] | None = None) -> Canary:
         """Log-probs of a token sequence; without one, of the sequence that `weights_digest` is made from."""
