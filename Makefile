@@ -3,6 +3,7 @@ PYTHON      ?= python3.11
 VENV        := .venv
 BIN         := $(VENV)/bin
 STAMP       := $(VENV)/.installed
+PACKAGES    := $(VENV)/.packages
 LOCK        := requirements/cpu.lock
 TORCH       := torch==2.13.0+cpu
 # Where the CPU build of torch is taken from when pip does not already know a folder that has it.
@@ -21,7 +22,11 @@ help: ## this list
 
 setup: $(STAMP) ## create .venv with the tested set of packages
 
-$(STAMP): $(LOCK) pyproject.toml
+$(STAMP): $(PACKAGES) pyproject.toml
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
+	@touch $@
+
+$(PACKAGES): $(LOCK)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed; install it, or name another: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "the CPU set is locked for Python 3.11, and $(PYTHON) is another; name one: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
@@ -29,7 +34,6 @@ $(STAMP): $(LOCK) pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps "$(TORCH)" \
 	  || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --index-url $(TORCH_INDEX) "$(TORCH)"
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode --no-deps $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -r $(LOCK)
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
 	@touch $@
 
 demo: $(STAMP) ## watch a small model learn to use a calculator (minutes, no GPU)

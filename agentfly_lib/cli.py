@@ -77,8 +77,15 @@ def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> BaseException | 
 @app.command()
 def train(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -> None:
     """Train as a recipe says. The same command again resumes a run that was stopped or killed."""
+    from agentfly_lib.preflight import check_same_config
+    from agentfly_lib.store.layout import RunDirectory
+    from agentfly_lib.store.lock import RunLock
+
     config = _load(recipe, overrides)
     _prepare(config)
+    check_same_config(config)
+    with RunLock(RunDirectory(config.run.directory)):
+        pass  # refused here in a second, and held by the flow as long as it runs
     typer.echo(_run_flow("train", config.run.name, quiet, config).text)
 
 

@@ -53,6 +53,7 @@ def prepare_environment(root: Path, *, offline: bool = True, quiet: bool = False
         values |= {
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
             "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+            "MLFLOW_LOGGING_LEVEL": "WARNING",
         }
     for name, value in values.items():
         os.environ.setdefault(name, value)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from agentfly_lib.agents.agent import as_reward, as_tools
-from agentfly_lib.configs import FilesDataConfig, Gsm8kDataConfig, PretrainedModelConfig, RunConfig
-from agentfly_lib.errors import DataError
+from agentfly_lib.configs import (
+    FilesDataConfig,
+    Gsm8kDataConfig,
+    PretrainedModelConfig,
+    RunConfig,
+    differing_keys,
+    load_config,
+)
+from agentfly_lib.errors import ConfigError, DataError
 from agentfly_lib.models.resolve import check_directory
+from agentfly_lib.store.layout import RunDirectory
 
-__all__ = ["check_run"]
+__all__ = ["check_context", "check_run", "check_same_config"]
 
 
 def check_run(config: RunConfig) -> None:
@@ -23,7 +32,33 @@ def check_run(config: RunConfig) -> None:
             file = getattr(config.data, key)
             if file is not None and not file.is_file():
                 raise DataError(
-                    f"data.{key} = {file}: there is no such file (seen from {Path.cwd()}); set data.{key} to one that is"
+                    f"data.{key} = {file}: no such file, seen from {Path.cwd()}; set data.{key} to one that is there"
                 )
     if isinstance(config.model, PretrainedModelConfig) and Path(config.model.name_or_path).is_dir():
         check_directory(Path(config.model.name_or_path))
+
+
+def check_context(config: RunConfig, model: Path) -> None:
+    """Raises `ConfigError` if the model was not made for contexts as long as the config asks for."""
+    settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    settings = settings.get("text_config", settings)
+    longest = settings.get("max_position_embeddings")
+    if isinstance(longest, int) and config.rollout.context_length > longest:
+        raise ConfigError(
+            f"rollout.context_length={config.rollout.context_length} is more than the {longest} positions that the "
+            f"model in {model} was made for (max_position_embeddings); lower it, or take another model"
+        )
+
+
+def check_same_config(config: RunConfig) -> None:
+    """Raises `ConfigError`, naming the keys that differ, if the run directory belongs to a run with another config."""
+    directory = RunDirectory(config.run.directory)
+    if not directory.config_file.exists():
+        return
+    differences = differing_keys(load_config(directory.config_file), config)
+    if differences:
+        listing = "\n".join(f"  - {line}" for line in differences)
+        raise ConfigError(
+            f"{directory.path} holds a run with another config:\n{listing}\n"
+            "Run with the config it was started with, or give this one another name: --set run.name=NAME"
+        )

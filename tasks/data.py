@@ -13,6 +13,7 @@ from agentfly_lib.configs import DataConfig, ModelConfig
 from agentfly_lib.data.prepare import load_problems, prepare_dataset
 from agentfly_lib.errors import ConfigError, DataError
 from agentfly_lib.models.resolve import resolve_model
+from agentfly_lib.preflight import check_context
 from agentfly_lib.refs import DatasetRef, ModelRef
 from agentfly_lib.store.atomic import read_json, write_json
 from agentfly_lib.viewer.live import LiveDisplay
@@ -77,6 +78,7 @@ def _claim_model(session: Session, model: ModelRef) -> None:
 
 def _check(session: Session, dataset: DatasetRef) -> None:
     config, agent = session.config, session.agent
+    check_context(config, session.resolved_model.path)
     agent.reward.check_columns(dataset.columns)
     marker = dataset.path / f"checked-{agent.fingerprint}.json"
     longest = read_json(marker) if marker.exists() else _longest_prompts(dataset, agent)

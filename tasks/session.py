@@ -22,9 +22,9 @@ from uuid import UUID
 
 from agentfly_lib.agents.agent import Agent
 from agentfly_lib.agents.build import build_agent
-from agentfly_lib.configs import RunConfig, config_toml, differing_keys, load_config
-from agentfly_lib.errors import ConfigError
+from agentfly_lib.configs import RunConfig, config_toml
 from agentfly_lib.evaluation.report import EvaluationMode
+from agentfly_lib.preflight import check_same_config
 from agentfly_lib.refs import ModelRef
 from agentfly_lib.store.atomic import write_bytes
 from agentfly_lib.store.layout import RunDirectory
@@ -38,7 +38,6 @@ __all__ = ["Session", "current_session", "open_session"]
 
 logger = logging.getLogger(__name__)
 
-_DRAIN_SECONDS = 60.0
 _BACKGROUND_SECONDS = 20.0
 
 
@@ -177,7 +176,9 @@ async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterat
     """
     directory = RunDirectory(config.run.directory)
     with RunLock(directory):
-        _claim(directory, config)
+        if not directory.config_file.exists():
+            write_bytes(directory.config_file, config_toml(config).encode())
+        check_same_config(config)
         tracker = Tracker.open(directory.path, config.tracking, run_name=config.run.name, root=config.run.root)
         status: RunStatus = "FAILED"
         try:
@@ -199,7 +200,7 @@ async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterat
             status = "KILLED"
             raise
         finally:
-            await asyncio.to_thread(tracker.finish, status, timeout=_DRAIN_SECONDS)
+            await asyncio.to_thread(tracker.finish, status, timeout=config.tracking.drain_seconds)
 
 
 async def _finish_background(session: Session) -> None:
@@ -208,16 +209,3 @@ async def _finish_background(session: Session) -> None:
         for task in late:
             task.cancel()
             logger.warning("background work was not done after %.0f s and is given up", _BACKGROUND_SECONDS)
-
-
-def _claim(directory: RunDirectory, config: RunConfig) -> None:
-    if not directory.config_file.exists():
-        write_bytes(directory.config_file, config_toml(config).encode())
-        return
-    differences = differing_keys(load_config(directory.config_file), config)
-    if differences:
-        listing = "\n".join(f"  - {line}" for line in differences)
-        raise ConfigError(
-            f"{directory.path} holds a run with another config:\n{listing}\n"
-            "Run with the config it was started with, or give this one another name: --set run.name=NAME"
-        )

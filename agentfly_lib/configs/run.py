@@ -122,6 +122,8 @@ class TrackingConfig(Config):
     sample_trajectories: NonNegativeInt = 4
     """Trajectories of a step that are logged readably, as a table and as traces."""
     trace_every_steps: PositiveInt = 10
+    drain_seconds: PositiveFloat = 30.0
+    """How long the end of a run waits for MLflow; what is not delivered by then is kept and sent at the next start."""
 
 
 class RayConfig(Config):

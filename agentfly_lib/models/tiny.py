@@ -48,12 +48,12 @@ Progress = Callable[[int, int, float], None]
 """Called after every supervised step with the steps done, the steps in all, and the loss in nats per token."""
 
 _logger = logging.getLogger(__name__)
-_RECIPE_VERSION = 1
+_RECIPE_VERSION = 2
 """Raise it whenever the same config gives another model: tokenizer, template, data, network or training."""
 _BATCH_SIZE = 16
 _CORRECT_RATE = 3e-3
 _IMPERFECT_RATE = 1e-3
-_CONTEXT_LENGTH = 1024
+_CONTEXT_LENGTH = 2048
 _MANIFEST = "warm_start.json"
 _LOCK_TIMEOUT_SECONDS = 1800.0
 

@@ -13,7 +13,6 @@ import pytest
 from agentfly_lib.configs import (
     ArithmeticDataConfig,
     PretrainedModelConfig,
-    RayConfig,
     RolloutConfig,
     RunConfig,
     RunSection,
@@ -111,15 +110,6 @@ def run_config(**inference) -> RunConfig:
 def engine_config() -> Callable[..., RunConfig]:
     """`engine_config(**inference)`: a run whose engine is as small as the models here."""
     return run_config
-
-
-@pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
-    pytest.importorskip("ray")
-    from agentfly_lib.cluster import start_ray
-
-    with start_ray(RayConfig(), cpus_needed=8, namespace="engine-tests"):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
 
 pytest.importorskip("deepspeed")
 pytest.importorskip("ray")
-import ray  # noqa: E402
 
 from agentfly_lib.errors import LearnerError, ModelError  # noqa: E402
 from agentfly_lib.refs import LearnerRef, ModelRef  # noqa: E402
 from agentfly_lib.training.ranks import Learner, ensure_learner  # noqa: E402
 
 NAMESPACE = "learner-tests"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_ray() -> Iterator[None]:
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        object_store_memory=200 * 2**20,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}},
-    )
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture

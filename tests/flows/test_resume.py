@@ -1,0 +1,113 @@
+"""A run that is killed in every stage, and started again each time, ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from safetensors.numpy import load_file
+
+from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.ledger import run_balance
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+HERE = Path(__file__).resolve().parent
+KILLS = [("collect", 0), ("score", 1), ("update", 1), ("checkpoint", 2)]
+
+
+def killed(stage: str, step: int, arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "killed_run.py"), stage, str(step), *arguments],
+        cwd=HERE.parents[1],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, (stage, done.stdout[-1000:], done.stderr[-3000:])
+
+
+def parts(run: RunDirectory) -> dict[Path, str]:
+    """Hash of every rollout part that is on disk."""
+    found = sorted((run.path / "steps").glob("*/rollouts/part-*.arrow"))
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def wait_until_gone(root: Path, seconds: float = 20.0) -> list[list[str]]:
+    """Processes of the killed run that are still there when the time is over."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = [
+            process.info["cmdline"]
+            for process in psutil.process_iter(["cmdline", "environ", "status"])
+            if process.info["status"] != psutil.STATUS_ZOMBIE
+            and (process.info["environ"] or {}).get("PREFECT_HOME", "").startswith(str(root))
+        ]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(900)
+def test_killed_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
+    arguments = ["recipes/ci.toml", "--set", f"run.root={root}", "--set", "run.name=killed"]
+    arguments += ["--set", "evaluation.greedy=false", "--set", "rollout.max_concurrency=16"]
+    run = RunDirectory(root / "killed")
+    kept: dict[Path, str] = {}
+    for stage, step in KILLS:
+        killed(stage, step, arguments)
+        found = parts(run)
+        assert kept.items() <= found.items(), f"parts changed or vanished before the kill in {stage}"
+        kept = found
+        if stage == "collect":
+            manifest = json.loads(run.step(0).rollout_manifest.read_text())
+            stored = sum(len(part["groups"]) for part in manifest["parts"])
+            assert 0 < stored < 8
+            assert not manifest["complete"]
+        if stage == "update":
+            assert not run.step(step).update_file.exists()
+        if stage == "checkpoint":
+            assert not run.checkpoint(step).exists()
+        assert wait_until_gone(root) == [], f"processes outlived the kill in {stage}"
+
+    final = agentfly("train", *arguments)
+    assert final.status == 0, final.errors[-4000:]
+    assert kept.items() <= parts(run).items(), "a finished trajectory was made again"
+    balances = run_balance(run)
+    assert [(row.step, row.balanced, row.requested) for row in balances] == [
+        (0, True, 64),
+        (1, True, 64),
+        (2, True, 64),
+    ]
+    ids = [
+        identity
+        for step in run.steps()
+        for part in json.loads(run.step(step).rollout_manifest.read_text())["parts"]
+        for identity in part["groups"]
+    ]
+    assert len(ids) == len(set(ids)) == 24, "a group was counted twice"
+    assert json.loads(run.step(0).rollout_manifest.read_text())["attempt"] == 1
+
+    weights = tmp_path / "uninterrupted.safetensors"
+    subprocess.run(
+        [sys.executable, str(HERE / "replay_program.py"), str(run.path), str(weights)],
+        cwd=HERE.parents[1],
+        capture_output=True,
+        timeout=200,
+        check=True,
+    )
+    expected, found = load_file(weights), load_file(run.checkpoint(3) / "hf" / "model.safetensors")
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert np.array_equal(value.view(np.uint32), found[name].view(np.uint32)), f"{name} is not bit-identical"
