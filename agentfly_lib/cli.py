@@ -261,9 +261,10 @@ def _flow(name: str) -> Callable[..., Any]:
 
 
 def _run_flow(name: str, title: str, quiet: bool, *arguments: Any) -> Any:
+    from agentfly_lib.leash import leash
     from agentfly_lib.viewer.live import LiveDisplay
 
-    with LiveDisplay(title, quiet=quiet) as display:
+    with leash(), LiveDisplay(title, quiet=quiet) as display:
         display.use()
         return asyncio.run(_flow(name)(*arguments))
 

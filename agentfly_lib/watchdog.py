@@ -1,11 +1,12 @@
-"""Ends what a killed driver leaves behind: a script of its own process, started by `cluster.local_ray`.
+"""Ends what a killed driver leaves behind: a script of its own process, started by `cluster.start_ray` and `leash`.
 
-    python -I watchdog.py FOLDER
+    python -I watchdog.py FOLDER          whoever has a file open under FOLDER; then FOLDER itself
+    python -I watchdog.py --mark NAME=X   whoever was started with this variable in its environment
 
-It waits until its standard input closes or its parent is gone, then kills every process that has a file open under
-FOLDER, and removes FOLDER. All processes of a local Ray log under its temporary folder, and what they start inherits
-their output, so that no list need be kept. A parent that lives is spared, as are its own children: Ray's have ended by
-then, and the driver itself may hold a log open. Linux only; it uses nothing but the standard library.
+It waits until its standard input closes or its parent is gone, then kills the processes it looks for. All processes of a
+local Ray log under its temporary folder, and what they start inherits their output and their environment, so that no
+list need be kept. A parent that lives is spared, as are its own children: they end with it. Linux only; it uses nothing
+but the standard library.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["main", "processes_using"]
+__all__ = ["main", "processes_marked", "processes_using"]
 
 _LOOK_SECONDS = 0.5
 _SWEEP_SECONDS = 15.0
@@ -40,6 +42,17 @@ def processes_using(folder: Path) -> set[int]:
     return found
 
 
+def processes_marked(mark: str) -> set[int]:
+    """Ids of the processes (of this user, not this one) that were started with `mark` (`NAME=VALUE`) in the environment."""
+    found = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            with contextlib.suppress(OSError):  # it ended, or is another user's
+                if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
+                    found.add(int(process.name))
+    return found
+
+
 def parent_of(process: int) -> int:
     """The parent's id, 0 if the process is gone."""
     with contextlib.suppress(OSError):
@@ -47,27 +60,39 @@ def parent_of(process: int) -> int:
     return 0
 
 
-def sweep(folder: Path, *, spare: int | None, seconds: float = _SWEEP_SECONDS) -> None:
-    """Kill what uses `folder`, but for `spare` and its children, until two looks find nothing; then remove it."""
+def sweep(look: Callable[[], set[int]], *, spare: int | None, seconds: float = _SWEEP_SECONDS) -> None:
+    """Kill what `look` finds, but for `spare` and its children, until two looks find nothing."""
     deadline, clear = time.monotonic() + seconds, 0
     while clear < 2 and time.monotonic() < deadline:
-        users = {process for process in processes_using(folder) if spare not in (process, parent_of(process))}
+        users = {process for process in look() if spare not in (process, parent_of(process))}
         for process in users:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         clear = 0 if users else clear + 1
         time.sleep(0.1)
+
+
+def sweep_folder(folder: Path, *, spare: int | None, seconds: float = _SWEEP_SECONDS) -> None:
+    """`sweep` of the users of a folder, which is then removed."""
+    sweep(lambda: processes_using(folder), spare=spare, seconds=seconds)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(folder: Path) -> None:
+def main(arguments: list[str]) -> None:
     """Wait for the parent's end, then sweep."""
     parent, ended = os.getppid(), False
     while os.getppid() == parent and not ended:
         readable, _, _ = select.select([sys.stdin], [], [], _LOOK_SECONDS)
         ended = bool(readable) and not os.read(0, 1)
-    sweep(folder, spare=parent if os.getppid() == parent else None)
+    spare = parent if os.getppid() == parent else None
+    match arguments:
+        case ["--mark", mark]:
+            sweep(lambda: processes_marked(mark), spare=spare)
+        case [name]:
+            sweep_folder(Path(name).resolve(), spare=spare)
+        case _:
+            raise SystemExit(__doc__)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(sys.argv[1:])

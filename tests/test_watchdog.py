@@ -1,5 +1,6 @@
 """The watchdog kills what uses the folder of a parent that is gone, and spares everyone else."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_it_finds_processes_by_the_files_they_hold(folder, holder):
 
 def test_a_sweep_kills_the_users_and_removes_the_folder(folder, holder):
     inside, outside = holder(folder / "log"), holder(folder.parent / "other")
-    watchdog.sweep(folder, spare=None, seconds=5)
+    watchdog.sweep_folder(folder, spare=None, seconds=5)
     assert inside.wait(10) == -9
     assert outside.poll() is None
     assert not folder.exists()
@@ -52,7 +53,7 @@ def test_a_sweep_kills_the_users_and_removes_the_folder(folder, holder):
 
 def test_a_living_parent_and_its_children_are_spared(folder, holder):
     child = holder(folder / "log")
-    watchdog.sweep(folder, spare=watchdog.parent_of(child.pid), seconds=0.3)
+    watchdog.sweep_folder(folder, spare=watchdog.parent_of(child.pid), seconds=0.3)
     assert child.poll() is None
 
 
@@ -63,3 +64,25 @@ def test_it_acts_when_its_input_closes(folder):
     dog.stdin.close()
     assert dog.wait(10) == 0
     assert not folder.exists()
+
+
+def test_the_marked_are_killed_and_nobody_else(monkeypatch):
+    def sleeper(**variables: str) -> subprocess.Popen:
+        code = "import time; print('up', flush=True); time.sleep(60)"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], env=os.environ | variables, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        return process
+
+    marked, other, unmarked = sleeper(LEASH_TEST="1"), sleeper(LEASH_TEST="12"), sleeper()
+    try:
+        assert watchdog.processes_marked("LEASH_TEST=1") == {marked.pid}
+        watchdog.sweep(lambda: watchdog.processes_marked("LEASH_TEST=1"), spare=None, seconds=5)
+        assert marked.wait(10) == -9
+        assert (other.poll(), unmarked.poll()) == (None, None)
+    finally:
+        for process in (marked, other, unmarked):
+            process.kill()
+            process.wait(10)

@@ -1,0 +1,41 @@
+"""Ties what a command starts to the command's life: a `kill -9` of it leaves nothing behind.
+
+Some of what runs below us outlives its parent, such as Prefect's embedded server. Everything started inside `leash()`
+inherits a mark in its environment, and a watchdog ends whoever bears it once this process is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from uuid import uuid4
+
+from agentfly_lib import watchdog
+
+__all__ = ["leash"]
+
+_MARK = "AGENTFLY_LEASH"
+_STOP_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def leash() -> Iterator[None]:
+    """What is started in this block ends with this process, however it ends."""
+    before, value = os.environ.get(_MARK), uuid4().hex
+    command = [sys.executable, "-I", "-S", watchdog.__file__, "--mark", f"{_MARK}={value}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as dog:
+        os.environ[_MARK] = value
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_MARK]
+            else:
+                os.environ[_MARK] = before
+            assert dog.stdin is not None
+            dog.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                dog.wait(_STOP_SECONDS)
