@@ -22,6 +22,8 @@ _TELEMETRY_OFF = {
 _BEHAVIOUR = {
     "TOKENIZERS_PARALLELISM": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "agentfly_lib",
+    # Threads of ours (tracking) log outside any flow run; Prefect would warn about each line.
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     # The embedded API takes longer to start on a small machine than Prefect's own limit of 20 seconds.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     # Ray hides GPUs from actors that ask for none; ours decide by config.

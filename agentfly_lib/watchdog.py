@@ -3,9 +3,9 @@
     python -I watchdog.py FOLDER          whoever has a file open under FOLDER; then FOLDER itself
     python -I watchdog.py --mark NAME=X   whoever was started with this variable in its environment
 
-It waits until its standard input closes or its parent is gone, then kills the processes it looks for. All processes of a
-local Ray log under its temporary folder, and what they start inherits their output and their environment, so that no
-list need be kept. A parent that lives is spared, as are its own children: they end with it. Linux only; it uses nothing
+It waits until its standard input closes or its parent is gone, then kills the processes it looks for. All processes
+of a local Ray log under its temporary folder, and what they start inherits their output and their environment, so
+that no list need be kept. A parent that lives is spared, as are its own children: they end with it. Linux only; it uses nothing
 but the standard library.
 """
 
@@ -43,7 +43,7 @@ def processes_using(folder: Path) -> set[int]:
 
 
 def processes_marked(mark: str) -> set[int]:
-    """Ids of the processes (of this user, not this one) that were started with `mark` (`NAME=VALUE`) in the environment."""
+    """Ids of the processes (of this user, not this one) started with `mark` (`NAME=VALUE`) in the environment."""
     found = set()
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():
