@@ -43,5 +43,6 @@ async def train(config: RunConfig) -> TrainReport:
                 async with asyncio.TaskGroup() as stage:
                     shards = stage.create_task(collect(version, dataset, engines))
                     scores = stage.create_task(score(version))
-                await record_step(shards.result(), scores.result(), await update(version, learner))
+                updated, learner = await update(version, learner)
+                await record_step(shards.result(), scores.result(), updated)
         return await report(config.run.name)

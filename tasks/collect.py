@@ -7,7 +7,6 @@ import asyncio
 from prefect import task
 
 from agentfly_lib.data.order import problems_of_step
-from agentfly_lib.data.prepare import load_problems
 from agentfly_lib.inference.actor import RayGenerate
 from agentfly_lib.refs import DatasetRef, EngineRef, ShardsRef
 from agentfly_lib.rollout import CollectProgress, RolloutSeeds
@@ -72,5 +71,5 @@ def group_id(step: int, index: int) -> str:
 
 def _problems(session: Session, dataset: DatasetRef, step: int) -> list[tuple[str, Problem]]:
     rows = problems_of_step(dataset.train_rows, session.config.rollout.problems_per_step, step, session.config.run.seed)
-    train = load_problems(dataset, "train")
+    train = session.problems(dataset, "train")
     return [(group_id(step, index), train[row]) for index, row in enumerate(rows)]

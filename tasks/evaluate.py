@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from prefect import task
 
 from agentfly_lib.configs import RolloutConfig
-from agentfly_lib.data.prepare import load_problems
 from agentfly_lib.evaluation.evaluate import evaluate_groups
 from agentfly_lib.evaluation.report import EvaluationMode, EvaluationReport, read_report, write_report
 from agentfly_lib.inference.actor import RayGenerate
@@ -50,7 +49,7 @@ async def evaluate_mode(
     config, directory = session.config, session.directory.evaluation(version, mode)
     if directory.report_file.exists():
         return await asyncio.to_thread(read_report, directory.report_file)
-    problems = await asyncio.to_thread(_held_out, dataset)
+    problems = await asyncio.to_thread(_held_out, session, dataset)
     samples = 1 if mode == "greedy" else config.evaluation.samples
     store = await asyncio.to_thread(
         RolloutStore.open,
@@ -87,8 +86,9 @@ async def evaluate_mode(
     return report
 
 
-def _held_out(dataset: DatasetRef) -> Sequence[tuple[str, Problem]]:
-    return [(f"eval-{index:05d}", problem) for index, problem in enumerate(load_problems(dataset, "eval"))]
+def _held_out(session: Session, dataset: DatasetRef) -> Sequence[tuple[str, Problem]]:
+    held_out = session.problems(dataset, "eval")
+    return [(f"eval-{index:05d}", problem) for index, problem in enumerate(held_out)]
 
 
 def _rollout_config(session: Session, samples: int) -> RolloutConfig:

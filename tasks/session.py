@@ -11,26 +11,28 @@ import hashlib
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from agentfly_lib.agents.agent import Agent
 from agentfly_lib.agents.build import build_agent
 from agentfly_lib.configs import RunConfig, config_toml
+from agentfly_lib.data.prepare import load_problems
 from agentfly_lib.evaluation.report import EvaluationMode
 from agentfly_lib.preflight import check_same_config
-from agentfly_lib.refs import ModelRef
+from agentfly_lib.refs import DatasetRef, ModelRef
 from agentfly_lib.store.atomic import write_bytes
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.lock import RunLock
 from agentfly_lib.tracking.provenance import provenance_tags
 from agentfly_lib.tracking.tracker import RunStatus, Tracker, flatten
+from agentfly_lib.types import Problem
 from agentfly_lib.viewer.live import LiveDisplay
 from tasks.times import StepTimes
 
@@ -61,6 +63,7 @@ class Session:
     trains: bool = True
     """False for flows that only use a policy: there is no learner, and engines keep the weights they started with."""
     clustered: bool = False
+    _problems: dict[tuple[Path, str], Sequence[Problem]] = field(default_factory=dict)
 
     @property
     def namespace(self) -> str:
@@ -82,6 +85,13 @@ class Session:
     def agent(self) -> Agent:
         """The agent of the config, on the resolved model's template."""
         return build_agent(self.config.agent, self.resolved_model.path)
+
+    def problems(self, dataset: DatasetRef, split: Literal["train", "eval"]) -> Sequence[Problem]:
+        """A split of the dataset, opened and checked once."""
+        key = (dataset.path, split)
+        if key not in self._problems:
+            self._problems[key] = load_problems(dataset, split)
+        return self._problems[key]
 
     @cached_property
     def exchange(self) -> Path:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 @task(name="update", task_run_name="update-{step:06d}", **RETRIED)
-async def update(step: int, learner: LearnerRef) -> StepReport:
+async def update(step: int, learner: LearnerRef) -> tuple[StepReport, LearnerRef]:
     """One step of learning: version `step` becomes version `step` + 1."""
     session = current_session()
     directory = session.directory.step(step)
@@ -29,7 +29,7 @@ async def update(step: int, learner: LearnerRef) -> StepReport:
         learner = await living_learner(session, step, learner)
         report = await Learner(learner, session.config.learner).update(directory.path, step)
     await asyncio.to_thread(write_json, directory.update_file, report.model_dump(mode="json"))
-    return report
+    return report, learner.model_copy(update={"policy_version": report.policy_version})
 
 
 @task(name="checkpoint", task_run_name="checkpoint-{version:06d}", **RETRIED)

@@ -58,6 +58,11 @@ async def sync(version: int, engines: EngineRef, learner: LearnerRef) -> tuple[E
     session = current_session()
     session.times.begin(version)
     with session.display.stage(f"sync-{version:06d}"):
+        if _first_try() and learner.policy_version == version:
+            # Both answered a moment ago; one that has died since fails the call, and the next try replaces it.
+            if engines.policy_version != version:
+                engines = await _send_weights(session, version, engines, learner)
+            return engines, learner
         return await ready(session, version)
 
 
@@ -68,14 +73,13 @@ async def ready(session: Session, version: int) -> tuple[EngineRef, LearnerRef]:
         learner = group.create_task(learner_at(session, version))
     engines = asked.result()
     if engines.policy_version != version:
-        with session.times.syncing():
-            engines = await _send_weights(session, version, engines, learner.result())
+        engines = await _send_weights(session, version, engines, learner.result())
     return engines, learner.result()
 
 
 async def living_engines(session: Session, engines: EngineRef) -> EngineRef:
     """The engines of a task: as they are at its first try; at a later one, found or replaced, and with its version."""
-    if (task_run.run_count or 1) == 1:
+    if _first_try():
         return engines
     if not session.trains:
         return await _engines(session, session.resolved_model)
@@ -84,7 +88,12 @@ async def living_engines(session: Session, engines: EngineRef) -> EngineRef:
 
 async def living_learner(session: Session, version: int, learner: LearnerRef) -> LearnerRef:
     """The learner of a task: as it is at its first try; at a later one, found or replaced, and at its version."""
-    return learner if (task_run.run_count or 1) == 1 else await learner_at(session, version)
+    return learner if _first_try() else await learner_at(session, version)
+
+
+def _first_try() -> bool:
+    """This task run is not a retry."""
+    return (task_run.run_count or 1) == 1
 
 
 async def learner_at(session: Session, version: int) -> LearnerRef:
@@ -142,9 +151,10 @@ async def _learner(session: Session, model: ModelRef) -> LearnerRef:
 async def _send_weights(session: Session, version: int, engines: EngineRef, ref: LearnerRef) -> EngineRef:
     learner = Learner(ref, session.config.learner)
     path = session.exchange / "policy.safetensors"
-    proof = await learner.export(path, version)
-    canary = Canary(token_ids=tuple(proof.token_ids), logprobs=tuple(proof.logprobs))
-    engines, found = await asyncio.to_thread(load_weights, engines, path, version=version, canary=canary)
+    with session.times.syncing():
+        proof = await learner.export(path, version)
+        canary = Canary(token_ids=tuple(proof.token_ids), logprobs=tuple(proof.logprobs))
+        engines, found = await asyncio.to_thread(load_weights, engines, path, version=version, canary=canary)
     session.times.note(
         {
             "sync/canary_difference/mean": found.canary.mean_difference if found.canary else 0.0,

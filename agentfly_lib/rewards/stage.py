@@ -27,7 +27,7 @@ from agentfly_lib.types import TrajectoryGroup
 
 __all__ = ["ScoredStep", "score_step"]
 
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.004
 """How often the manifest's time is looked at while the collection is still going on."""
 
 
