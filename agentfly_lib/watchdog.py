@@ -5,8 +5,8 @@
 
 It waits until its standard input closes or its parent is gone, then kills the processes it looks for. All processes
 of a local Ray log under its temporary folder, and what they start inherits their output and their environment, so
-that no list need be kept. A parent that lives is spared, as are its own children: they end with it. Linux only; it uses nothing
-but the standard library.
+that no list need be kept. A parent that lives is spared, as are its own children: they end with it. Linux only; it
+uses nothing but the standard library.
 """
 
 from __future__ import annotations

@@ -59,6 +59,8 @@ async def record_step(shards: ShardsRef, scores: ScoresRef, update: StepReport) 
     }
     session.tracker.log_metrics(update.step, metrics)
     session.display.row(str(update.step), metrics)
+    if session.steps_bar is not None:
+        session.steps_bar.update(completed=update.step + 1)
     tracking, groups = session.config.tracking, session.times.groups
     if groups and tracking.sample_trajectories and update.step % tracking.trace_every_steps == 0:
         session.tracker.log_trajectories(update.step, _sample(groups, tracking.sample_trajectories))

@@ -33,7 +33,7 @@ from agentfly_lib.store.lock import RunLock
 from agentfly_lib.tracking.provenance import provenance_tags
 from agentfly_lib.tracking.tracker import RunStatus, Tracker, flatten
 from agentfly_lib.types import Problem
-from agentfly_lib.viewer.live import LiveDisplay
+from agentfly_lib.viewer.live import LiveDisplay, StageBar
 from tasks.times import StepTimes
 
 __all__ = ["Session", "current_session", "open_session"]
@@ -62,6 +62,8 @@ class Session:
     """Progress bar on the Prefect page, once there is one."""
     trains: bool = True
     """False for flows that only use a policy: there is no learner, and engines keep the weights they started with."""
+    steps_bar: StageBar | None = None
+    """Steps done, on the display."""
     clustered: bool = False
     _problems: dict[tuple[Path, str], Sequence[Problem]] = field(default_factory=dict)
 
@@ -201,6 +203,10 @@ async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterat
             token = _current.set(session)
             try:
                 async with session.closing:
+                    if trains:
+                        bar = session.closing.enter_context(session.display.stage("steps", total=config.run.steps))
+                        bar.update(completed=session.first_open_step())
+                        session.steps_bar = bar
                     yield session
                     await _finish_background(session)
                 status = "FINISHED"

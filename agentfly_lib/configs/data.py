@@ -53,7 +53,7 @@ class HubDataConfig(_SplitConfig):
 
 
 class Gsm8kDataConfig(_SplitConfig):
-    """GSM8K in its published JSONL. `answer` ends in `#### N`: N becomes the column `answer`, the working `solution`."""
+    """GSM8K in its published JSONL. `answer` ends in `#### N`: N is the column `answer`, the working `solution`."""
 
     type: Literal["gsm8k"] = "gsm8k"
     train: Path

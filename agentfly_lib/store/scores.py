@@ -24,7 +24,7 @@ from agentfly_lib.store.arrow import TableFile, TableKind, file_sha256, read_tab
 from agentfly_lib.store.atomic import ensure_directory, remove_leftovers, sync_directory, write_json
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.manifest import RolloutManifest, load_manifest, read_rollout_manifest
-from agentfly_lib.store.shards import PartInfo, read_index
+from agentfly_lib.store.shards import PartIndex, PartInfo, read_index
 from agentfly_lib.store.turns import dump_json
 from agentfly_lib.types import Outcome, StopReason
 
@@ -169,6 +169,8 @@ class ScoreStore:
         self._directory = directory
         self._reward = reward
         self._lock = threading.Lock()
+        self._outcomes: dict[ScorePart, list[tuple[str, Outcome]]] = {}
+        """Group and outcome of every trajectory of the parts that this store has written itself."""
         self._manifest = self._open()
 
     @property
@@ -191,7 +193,8 @@ class ScoreStore:
         follows from its stop reason and reward, and `ShardError` for damaged or unwritable files.
         """
         part = self._rollout_part(part_name)
-        _check_scores(self._directory.rollouts / part_name, part, scores)
+        index = read_index(self._directory.rollouts / part_name, part)
+        _check_scores(self._directory.rollouts / part_name, index, scores)
         with self._lock:
             others = tuple(other for other in self._manifest.parts if other.name != part_name)
             if len(others) < len(self._manifest.parts):
@@ -202,10 +205,11 @@ class ScoreStore:
             )
             parts = tuple(sorted((*others, written), key=lambda each: each.name))
             self._save(parts=parts, complete=False, counts={})
+            self._outcomes[written] = _by_group(index, scores)
         return written
 
     def finish(self, rollouts: RolloutManifest) -> ScoreManifest:
-        """Declares the scores complete and counts outcomes from the files.
+        """Declares the scores complete and counts outcomes: of parts that an earlier process wrote, from the files.
 
         Raises `LedgerError` if the collection is not complete or a part has no scores.
         """
@@ -218,14 +222,12 @@ class ScoreStore:
         counts: Counter[Outcome] = Counter(dict.fromkeys(Outcome, 0))
         by_name = {part.name: part for part in self._manifest.parts}
         for part, first in rollouts.first_groups():
-            index = read_index(self._directory.rollouts / part.name, part)
-            outcomes = {
-                score.trajectory_id: score.outcome
-                for score in read_scores(self._directory.scores / part.name, by_name[part.name])
-            }
-            counts.update(
-                outcomes[identity] for identity, group in zip(index.ids, index.group_ids, strict=True) if group in first
+            written = by_name[part.name]
+            outcomes = self._outcomes.get(written) or _by_group(
+                read_index(self._directory.rollouts / part.name, part),
+                read_scores(self._directory.scores / part.name, written),
             )
+            counts.update(outcome for group, outcome in outcomes if group in first)
         counts[Outcome.DROPPED] += len(rollouts.dropped_groups) * rollouts.chains
         with self._lock:
             self._save(complete=True, counts=dict(counts))
@@ -290,8 +292,12 @@ def read_score_manifest(directory: StepDirectory) -> ScoreManifest:
     return load_manifest(directory.score_manifest, ScoreManifest)
 
 
-def _check_scores(path: Path, part: PartInfo, scores: Sequence[Score]) -> None:
-    index = read_index(path, part)
+def _by_group(index: PartIndex, scores: Sequence[Score]) -> list[tuple[str, Outcome]]:
+    outcomes = {score.trajectory_id: score.outcome for score in scores}
+    return [(group, outcomes[identity]) for identity, group in zip(index.ids, index.group_ids, strict=True)]
+
+
+def _check_scores(path: Path, index: PartIndex, scores: Sequence[Score]) -> None:
     stops = dict(zip(index.ids, index.stops, strict=True))
     found = Counter(score.trajectory_id for score in scores)
     if found != Counter(stops.keys()):

@@ -1,0 +1,11 @@
+"""Runs every benchmark, one after the other; exits 1 if a bar is missed."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks import orchestration, overhead
+
+if __name__ == "__main__":
+    results = [benchmark.main() for benchmark in (orchestration, overhead)]
+    sys.exit(0 if all(results) else 1)
