@@ -39,7 +39,13 @@ def show(name: str, findings: Sequence[Finding]) -> bool:
         table.add_column(column, justify="left" if column == "what" else "right")
     for finding in findings:
         bar = "" if finding.bar is None else f"<= {finding.bar:g}"
-        table.add_row(finding.what, f"{finding.value:.4g}", finding.unit, bar, "" if finding.bar is None else "met" if finding.met else "MISSED")
+        table.add_row(
+            finding.what,
+            f"{finding.value:.4g}",
+            finding.unit,
+            bar,
+            "" if finding.bar is None else "met" if finding.met else "MISSED",
+        )
     Console().print(table)
     RESULTS.mkdir(parents=True, exist_ok=True)
     machine = {"host": platform.node(), "python": platform.python_version(), "cores": os.cpu_count()}
