@@ -1,7 +1,7 @@
 """The share of a demo step that is ours: neither generation, tools, rewards nor the learner's computation.
 
-It runs the recipe `demo` for a few steps with everything on (shards, manifests, Prefect, MLflow, weight sync with canary) and
-reads what the run itself measured.
+It runs the recipe `demo` for a few steps with everything on (shards, manifests, Prefect, MLflow, weight sync with
+canary) and reads what the run itself measured.
 """
 
 from __future__ import annotations

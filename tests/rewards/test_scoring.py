@@ -7,7 +7,6 @@ import os
 import select
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -284,10 +283,3 @@ class TestMathEqual:
         assert [s.reward for s in scores] == [None, 1.0, 1.0]
         assert scores[0].outcome is Outcome.DROPPED
         assert "within 0.5 s and was killed" in (scores[0].error or "")
-
-    def test_it_is_fast(self):
-        text = "Janet sells 16 - 3 - 4 = 9 duck eggs a day. She makes 9 * 2 = $18. The answer is \\boxed{1,234}."
-        started = time.process_time()
-        for _ in range(2000):
-            math_equal(final_response=text, answer="1234")
-        assert (time.process_time() - started) / 2000 < 50e-6 * 4  # a busy machine is allowed four times the aim
