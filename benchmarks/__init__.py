@@ -1,1 +1,1 @@
-"""Measurements, each a ratio within one run on one machine. `python -m benchmarks` runs all, `-m benchmarks.NAME` one."""
+"""Measurements, each a ratio within one run. `python -m benchmarks` runs them all, `-m benchmarks.NAME` one."""
