@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check format bench serve clean
+.PHONY: help setup demo test test-fast test-python check format bench serve clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -44,6 +44,12 @@ test: $(STAMP) ## run all tests
 
 test-fast: $(STAMP) ## run the tests that take milliseconds
 	$(BIN)/python -m pytest -m "not stack and not slow" $(ARGS)
+
+test-python: ## run the tests that need no engine on another Python: make test-python PYTHON=python3.12
+	$(PYTHON) -m venv --clear .venv-light
+	.venv-light/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
+	VIRTUAL_ENV=.venv-light .venv-light/bin/uv pip install --quiet ".[dev]"
+	.venv-light/bin/python -m pytest -q -m "not stack and not slow" $(ARGS)
 
 check: $(STAMP) ## formatting, lint, types, import direction
 	$(BIN)/ruff format --check .

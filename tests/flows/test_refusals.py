@@ -50,6 +50,7 @@ def test_a_missing_data_file(agentfly, tmp_path: Path) -> None:
     assert "data.train = /nowhere/train.jsonl: no such file" in refused.errors
 
 
+@pytest.mark.stack
 def test_a_model_without_a_chat_template(agentfly, tmp_path: Path) -> None:
     from agentfly_lib.configs import TinyModelConfig
     from agentfly_lib.models.tiny import ensure_tiny
@@ -127,6 +128,7 @@ def test_pages_without_runs(agentfly, tmp_path: Path) -> None:
     assert "holds no runs yet" in refused.errors
 
 
+@pytest.mark.stack
 @pytest.mark.slow
 def test_a_reward_that_needs_a_column_that_is_not_there(agentfly, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
@@ -143,6 +145,7 @@ def test_a_reward_that_needs_a_column_that_is_not_there(agentfly, tmp_path: Path
     assert not (tmp_path / "runs" / "x" / "steps").exists()
 
 
+@pytest.mark.stack
 @pytest.mark.slow
 def test_a_context_longer_than_the_model_was_made_for(agentfly, tmp_path: Path) -> None:
     root = tmp_path / "runs"
