@@ -6,12 +6,12 @@ same process (`VllmEngine`), and on a scripted policy in tests (`ScriptedGenerat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentfly_lib.configs.inference import SamplingConfig
-from agentfly_lib.types import FinishReason
+from agentfly_lib.types import FinishReason, Message
 
 __all__ = ["Generate", "Generation", "GenerationRequest"]
 
@@ -35,6 +35,10 @@ class GenerationRequest:
     greedy: bool = False
     """Take the most probable token each time. `sampling` and `seed` are then ignored, and the log-probs are those of
     the unscaled distribution (temperature 1)."""
+    messages: Sequence[Message] = ()
+    """The conversation that `token_ids` renders, for servers that take nothing else; empty where nobody knows it."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Schemas of the tools in that prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,9 @@ class Generation:
     """Prompt tokens whose keys and values were found in the engine's prefix cache."""
     seconds: float = 0.0
     """Wall seconds from the request to its end, in the engine's process."""
+    exact: bool = True
+    """False if the ids are not known to be those that were sampled (text encoded again), or their log-probs are not:
+    the trajectory is then unfit for training."""
 
 
 class Generate(Protocol):

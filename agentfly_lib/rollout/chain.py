@@ -153,6 +153,8 @@ class _Chain:
                     seed=seed_of_turn(turn),
                     stop_token_ids=self._agent.chat.stop_token_ids,
                     greedy=greedy,
+                    messages=tuple(self._history),
+                    tools=self._prompts.schemas,
                 )
             )
             turn += 1
@@ -229,6 +231,7 @@ class _Chain:
         self._counts["turns"] += 1
         self._counts["prompt_tokens"] += len(request.token_ids)
         self._counts["cached_tokens"] += generation.cached_tokens
+        self._counts["inexact_turns"] += not generation.exact
         return generation, seconds
 
     def _append_reply(self, generation: Generation, seconds: float) -> str:
@@ -290,6 +293,7 @@ _METRICS = (
     "tool_errors",
     "prompt_tokens",
     "cached_tokens",
+    "inexact_turns",
     "generate_seconds",
     "tool_seconds",
 )

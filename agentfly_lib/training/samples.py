@@ -50,8 +50,8 @@ def build_samples(
 ) -> tuple[list[TrainingSample], SampleReport]:
     """Samples of every trajectory that is trained on, and the count of everything that is not.
 
-    Raises `RewardError` for a reward that is not finite and `LearnerError` for a mask on a segment's first token; both
-    name the trajectory.
+    Raises `RewardError` for a reward that is not finite, and `LearnerError` for a mask on a segment's first token or
+    for tokens that are not those that were sampled; all name the trajectory.
     """
     estimate = ADVANTAGES[algorithm.advantage.type]
     samples: list[TrainingSample] = []
@@ -101,6 +101,11 @@ def _usable(trajectory: Trajectory) -> bool:
         raise RewardError(
             f"trajectory {trajectory.id} has the reward {trajectory.reward}, which is not finite; "
             f"score the step again with a reward that returns a number or None"
+        )
+    if inexact := trajectory.metrics.get("inexact_turns"):
+        raise LearnerError(
+            f"trajectory {trajectory.id} cannot be trained on: of {inexact:.0f} of its turns the server gave text, but "
+            f"not the sampled token ids with their log-probs; collect it with a backend that gives both"
         )
     return trajectory.num_sampled > 0
 

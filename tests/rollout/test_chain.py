@@ -1,6 +1,7 @@
 """One chain, followed token by token: what it appends, where it stops, and how it breaks."""
 
 import asyncio
+import dataclasses
 import logging
 
 import numpy as np
@@ -65,6 +66,27 @@ async def test_requests_carry_the_seed_of_their_turn_and_the_formats_stop_tokens
     await world.run(generate, seed_of_turn=lambda turn: 100 + turn, greedy=True)
     assert [request.seed for request in generate.requests] == [100, 101]
     assert all(request.stop_token_ids == (0,) and request.greedy for request in generate.requests)
+
+
+async def test_turns_whose_tokens_are_not_known_to_be_the_sampled_ones_are_counted(world):
+    script = world.scripted(world.call("count"), "1")
+
+    class SecondInexact:
+        async def generate(self, request) -> Generation:
+            return dataclasses.replace(await script.generate(request), exact=len(script.requests) != 2)
+
+    assert (await world.run(SecondInexact())).metrics["inexact_turns"] == 1
+    assert (await world.run(world.scripted("4"))).metrics["inexact_turns"] == 0
+
+
+async def test_requests_carry_the_conversation_for_servers_that_take_nothing_else(world):
+    generate = world.scripted(asked := world.call("count"), "1")
+    await world.run(generate)
+    first, second = (request.messages for request in generate.requests)
+    assert [message["role"] for message in first] == ["question"]
+    assert [message["role"] for message in second] == ["question", "assistant", "tool"]
+    assert second[1]["content"].startswith(asked)
+    assert [tool["function"]["name"] for tool in generate.requests[0].tools] == ["double", "submit", "count"]
 
 
 async def test_calls_of_one_turn_are_answered_in_order_under_their_ids(world):

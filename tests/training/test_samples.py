@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import ModuleType
 
 import numpy as np
@@ -102,3 +103,16 @@ def test_missing_log_probs_are_counted(factories: ModuleType) -> None:
     members = [factories.trajectory("g", 0, (gap,), 1.0), factories.trajectory("g", 1, (part(factories),), 0.0)]
     _, report = build_samples([factories.group("g", members)], ALGORITHM)
     assert report.missing_logprobs == 1
+
+
+def test_tokens_that_are_not_those_that_were_sampled_are_refused(factories: ModuleType) -> None:
+    exact = factories.trajectory("g", 0, (part(factories),), 1.0)
+    inexact = dataclasses.replace(
+        factories.trajectory("g", 1, (part(factories),), 0.0), metrics={"turns": 3.0, "inexact_turns": 2.0}
+    )
+    with pytest.raises(
+        LearnerError, match="trajectory g/1 cannot be trained on: of 2 of its turns the server gave text"
+    ):
+        build_samples([factories.group("g", [exact, inexact])], ALGORITHM)
+    unscored = dataclasses.replace(inexact, reward=None)
+    build_samples([factories.group("g", [exact, unscored])], ALGORITHM)  # it enters nothing anyway
