@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from agentfly_lib.agents.build import build_agent
-from agentfly_lib.configs import AgentConfig, RolloutConfig, TinyModelConfig
+from agentfly_lib.configs import HFAgentConfig, RolloutConfig, TinyModelConfig
 from agentfly_lib.inference import GenerationRequest, ScriptedGenerate
 from agentfly_lib.models.tiny import ensure_tiny
 from agentfly_lib.rollout import RolloutSeeds, collect
@@ -45,7 +45,7 @@ def main() -> bool:
 
 async def _chains(chains: int) -> float:
     """CPU seconds per model call of that many chains at the same time."""
-    agent = build_agent(AgentConfig(max_turns=CALLS_PER_CHAIN), ensure_tiny(TinyModelConfig()).path)
+    agent = build_agent(HFAgentConfig(max_turns=CALLS_PER_CHAIN), ensure_tiny(TinyModelConfig()).path)
     turns: dict[str, int] = {}
 
     def reply(request: GenerationRequest) -> str:

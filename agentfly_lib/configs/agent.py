@@ -1,14 +1,35 @@
-"""Which agent acts: its format, prompt, tools, reward and limits."""
+"""Which agent acts: its kind, prompt, tools, reward and limits, and what it does when its context is nearly full."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, model_validator
 
 from agentfly_lib.configs.base import Config
 
-__all__ = ["AgentConfig", "RewardConfig"]
+__all__ = [
+    "AgentConfig",
+    "AgentSettings",
+    "CodeAgentConfig",
+    "CompactionConfig",
+    "CustomAgentConfig",
+    "GUIAgentConfig",
+    "HFAgentConfig",
+    "ImageAgentConfig",
+    "NoCompactionConfig",
+    "ReActAgentConfig",
+    "RewardConfig",
+    "SearchAgentConfig",
+    "SlidingWindowConfig",
+    "SummaryConfig",
+]
+
+SUMMARY_INSTRUCTION = (
+    "The context is nearly full and will be cleared. Write down everything that is needed to go on with the task: what "
+    "was done, what was found (exact numbers, names and quotations), and what is left to do. Call no tool."
+)
 
 
 class RewardConfig(Config):
@@ -24,11 +45,49 @@ class RewardConfig(Config):
     """Tries after the first when a reward raises."""
 
 
-class AgentConfig(Config):
-    """An agent, as a recipe names it."""
+class NoCompactionConfig(Config):
+    """A full context ends the trajectory."""
 
-    type: Literal["hf"] = "hf"
-    """`hf`: the model's own tool-call format (Hermes-style `<tool_call>`)."""
+    type: Literal["none"] = "none"
+
+
+class SlidingWindowConfig(Config):
+    """The oldest turns are left out of a new segment; the first prompt and the newest turns stay."""
+
+    type: Literal["sliding_window"] = "sliding_window"
+    start_at: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the context that is used when it happens."""
+    keep: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of the context that the new segment's prompt may take."""
+
+    @model_validator(mode="after")
+    def _shrinks(self) -> SlidingWindowConfig:
+        if self.keep >= self.start_at:
+            raise ValueError(f"keep={self.keep} must be less than start_at={self.start_at}, or nothing is won")
+        return self
+
+
+class SummaryConfig(Config):
+    """The policy writes a summary, which is trained on, and goes on from it in a new segment.
+
+    Where the context has no room left for one, the oldest turns are left out instead, as in `sliding_window`.
+    """
+
+    type: Literal["summary"] = "summary"
+    start_at: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """Share of the context that is used when it happens; the rest must hold the instruction and the summary."""
+    max_tokens: PositiveInt = 512
+    """Longest summary."""
+    instruction: Annotated[str, Field(min_length=1)] = SUMMARY_INSTRUCTION
+    """What the policy is told."""
+
+
+CompactionConfig = Annotated[NoCompactionConfig | SlidingWindowConfig | SummaryConfig, Field(discriminator="type")]
+
+
+class AgentSettings(Config):
+    """What every kind of agent has."""
+
     template: str | None = None
     """Name of a template family; unset means the model's own chat template."""
     system_prompt: str | None = None
@@ -41,3 +100,74 @@ class AgentConfig(Config):
     """Limit of a tool call whose tool sets none of its own."""
     max_tool_chars: PositiveInt = 4096
     """Longer tool results are cut with a mark, where the tool sets no limit of its own."""
+    compaction: CompactionConfig = NoCompactionConfig()
+    """What happens when the context is nearly full."""
+
+
+class HFAgentConfig(AgentSettings):
+    """Calls tools in the model's own format."""
+
+    type: Literal["hf"] = "hf"
+
+
+class ImageAgentConfig(AgentSettings):
+    """As `hf`, for models that see: images of the problem and of tools reach the prompt."""
+
+    type: Literal["image"] = "image"
+
+
+class ReActAgentConfig(AgentSettings):
+    """Acts in words: Thought, Action, Action Input, and in the end Final Answer."""
+
+    type: Literal["react"] = "react"
+
+
+class CodeAgentConfig(AgentSettings):
+    """Writes code blocks, which an interpreter answers."""
+
+    type: Literal["code"] = "code"
+    tools: tuple[str, ...] = ("code_interpreter",)
+
+
+class SearchAgentConfig(AgentSettings):
+    """Asks in `<search>`, reads `<information>`, ends with `<answer>`."""
+
+    type: Literal["search"] = "search"
+    tools: tuple[str, ...] = ("web_search",)
+
+
+class GUIAgentConfig(AgentSettings):
+    """Clicks, types and scrolls on a screen."""
+
+    type: Literal["gui"] = "gui"
+    tools: tuple[str, ...] = ()
+    """One per action, named as the action is."""
+    screen_width: PositiveInt = 1280
+    """Pixels."""
+    screen_height: PositiveInt = 720
+
+
+class CustomAgentConfig(AgentSettings):
+    """An agent class of one's own."""
+
+    type: Literal["custom"] = "custom"
+    name: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    """`package.module:ClassName` of a subclass of `agentfly_lib.agents.Agent`."""
+
+
+def agent_type(value: Any) -> Any:
+    """The variant that a table or a config asks for; `hf` where a table does not say."""
+    return value.get("type", "hf") if isinstance(value, Mapping) else getattr(value, "type", None)
+
+
+AgentConfig = Annotated[
+    Annotated[HFAgentConfig, Tag("hf")]
+    | Annotated[ReActAgentConfig, Tag("react")]
+    | Annotated[CodeAgentConfig, Tag("code")]
+    | Annotated[SearchAgentConfig, Tag("search")]
+    | Annotated[ImageAgentConfig, Tag("image")]
+    | Annotated[GUIAgentConfig, Tag("gui")]
+    | Annotated[CustomAgentConfig, Tag("custom")],
+    Discriminator(agent_type),
+]
+"""An agent, as a recipe names it."""

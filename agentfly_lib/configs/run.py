@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from agentfly_lib.configs.agent import AgentConfig
+from agentfly_lib.configs.agent import AgentConfig, HFAgentConfig
 from agentfly_lib.configs.algorithm import AlgorithmConfig, OptimConfig
 from agentfly_lib.configs.base import Config
 from agentfly_lib.configs.data import DataConfig
@@ -140,7 +140,7 @@ class RunConfig(Config):
     run: RunSection
     model: ModelConfig
     data: DataConfig
-    agent: AgentConfig = AgentConfig()
+    agent: AgentConfig = HFAgentConfig()
     rollout: RolloutConfig = RolloutConfig()
     inference: InferenceConfig = InferenceConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

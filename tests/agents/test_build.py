@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentfly_lib.agents import build_agent
-from agentfly_lib.configs import AgentConfig, RewardConfig
+from agentfly_lib.configs import HFAgentConfig, RewardConfig
 from agentfly_lib.errors import ConfigError, ModelError
 from agentfly_lib.rewards import math_equal
 from agentfly_lib.tools import calculator
@@ -13,7 +13,7 @@ from agentfly_lib.types import Problem
 
 
 def test_everything_of_the_config_arrives(model_path):
-    config = AgentConfig(system_prompt="Hi.", max_turns=5, tool_timeout_seconds=2.0, max_tool_chars=100)
+    config = HFAgentConfig(system_prompt="Hi.", max_turns=5, tool_timeout_seconds=2.0, max_tool_chars=100)
     agent = build_agent(config, model_path)
     assert agent.tools == {"calculator": calculator}
     assert agent.reward is math_equal
@@ -29,7 +29,7 @@ def test_names_of_ones_own(model_path, tmp_path, monkeypatch):
         "@tool\ndef look(): return 1\n@reward\ndef good(prediction): return 1\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    config = AgentConfig(tools=("mine_for_build:look",), reward=RewardConfig(name="mine_for_build:good"))
+    config = HFAgentConfig(tools=("mine_for_build:look",), reward=RewardConfig(name="mine_for_build:good"))
     agent = build_agent(config, model_path)
     assert list(agent.tools) == ["look"]
     assert agent.reward.name == "good"
@@ -38,9 +38,9 @@ def test_names_of_ones_own(model_path, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (AgentConfig(tools=("calcu",)), "unknown tool 'calcu'"),
-        (AgentConfig(reward=RewardConfig(name="math_eq")), "unknown reward 'math_eq': did you mean 'math_equal'"),
-        (AgentConfig(tools=("calculator", "calculator")), "two tools are called"),
+        (HFAgentConfig(tools=("calcu",)), "unknown tool 'calcu'"),
+        (HFAgentConfig(reward=RewardConfig(name="math_eq")), "unknown reward 'math_eq': did you mean 'math_equal'"),
+        (HFAgentConfig(tools=("calculator", "calculator")), "two tools are called"),
     ],
 )
 def test_unknown_names_are_found_before_the_model_is_looked_at(config, message, tmp_path):
@@ -50,28 +50,28 @@ def test_unknown_names_are_found_before_the_model_is_looked_at(config, message, 
 
 def test_a_model_that_cannot_be_used(tmp_path):
     with pytest.raises(ModelError, match="no model directory"):
-        build_agent(AgentConfig(), tmp_path / "nowhere")
+        build_agent(HFAgentConfig(), tmp_path / "nowhere")
 
 
 def test_the_fingerprint_follows_the_prompt(model_path):
-    same = [build_agent(AgentConfig(), model_path).fingerprint for _ in range(2)]
+    same = [build_agent(HFAgentConfig(), model_path).fingerprint for _ in range(2)]
     others = {
-        build_agent(AgentConfig(tools=()), model_path).fingerprint,
-        build_agent(AgentConfig(system_prompt="Hi."), model_path).fingerprint,
+        build_agent(HFAgentConfig(tools=()), model_path).fingerprint,
+        build_agent(HFAgentConfig(system_prompt="Hi."), model_path).fingerprint,
     }
     assert same[0] == same[1]
     assert len(others | set(same)) == 3
 
 
 def test_parse_finds_calls_unless_the_turn_was_cut(model_path):
-    agent = build_agent(AgentConfig(), model_path)
+    agent = build_agent(HFAgentConfig(), model_path)
     text = '<tool_call>{"name": "calculator", "arguments": {"expression": "1"}}</tool_call>'
     assert agent.parse(text, False).calls[0].id == "call-0"
     assert "length limit" in agent.parse(text, True).calls[0].message
 
 
 def test_prompts_show_the_tools(model_path):
-    agent = build_agent(AgentConfig(), model_path)
+    agent = build_agent(HFAgentConfig(), model_path)
     problem = Problem(id="p", messages=({"role": "user", "content": "?"},))
     text = agent.chat.decode(agent.chat.prompt_ids(agent.build_messages(problem), agent.schemas))
     assert '"name": "calculator"' in text
