@@ -35,7 +35,7 @@ from agentfly_lib.configs.data import (
     Gsm8kDataConfig,
     HubDataConfig,
 )
-from agentfly_lib.configs.inference import InferenceConfig, SamplingConfig
+from agentfly_lib.configs.inference import InferenceConfig, OpenAIConfig, SamplingConfig, TransformersConfig
 from agentfly_lib.configs.load import config_toml, differing_keys, load_config, parse_overrides
 from agentfly_lib.configs.model import ModelConfig, PretrainedModelConfig, TinyModelConfig
 from agentfly_lib.configs.run import (
@@ -77,6 +77,7 @@ __all__ = [
     "ModelConfig",
     "NoCompactionConfig",
     "NoCorrectionConfig",
+    "OpenAIConfig",
     "OptimConfig",
     "PretrainedModelConfig",
     "RayConfig",
@@ -92,6 +93,7 @@ __all__ = [
     "TinyModelConfig",
     "TisTokenConfig",
     "TrackingConfig",
+    "TransformersConfig",
     "config_toml",
     "differing_keys",
     "load_config",
