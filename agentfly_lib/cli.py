@@ -104,7 +104,7 @@ def evaluate(
     from agentfly_lib.configs import load_config
 
     if recipe is None:
-        recipe = checkpoint.parent.parent / "config.toml"
+        recipe = checkpoint.resolve().parent.parent / "config.toml"
         if not recipe.exists():
             raise UserError(f"{checkpoint} is not inside a run directory; say how to evaluate it with --recipe RECIPE")
     config = load_config(recipe, overrides or ())
@@ -191,10 +191,12 @@ def ui(
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow page.")] = 5000,
 ) -> None:
     """Serve the Prefect and MLflow pages over the runs of this machine until Ctrl-C."""
+    from agentfly_lib.leash import leash
     from agentfly_lib.viewer.pages import serve_pages
 
     prepare_environment(root)
-    serve_pages(root, host=host, prefect_port=prefect_port, mlflow_port=mlflow_port)
+    with leash():
+        serve_pages(root, host=host, prefect_port=prefect_port, mlflow_port=mlflow_port)
 
 
 @config_app.command("check")
@@ -248,6 +250,8 @@ def _prepare(config: RunConfig) -> None:
             f"run.root = {config.run.root}: cannot be made ({error.strerror}); name another folder"
         ) from error
     prepare_environment(config.run.root, offline=not names_hub, quiet=True)
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # where tools and rewards of the user's own lie, as for `python -m`
     from agentfly_lib.preflight import check_run
 
     check_run(config)

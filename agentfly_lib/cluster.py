@@ -15,11 +15,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from agentfly_lib import watchdog
 from agentfly_lib.configs.run import RayConfig
 
-__all__ = ["gpu_count", "start_ray"]
+__all__ = ["end_actors", "gpu_count", "start_ray"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,19 @@ def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterato
                 yield
             finally:
                 ray.shutdown()
+
+
+def end_actors(namespace: str) -> None:
+    """Ends every named actor of a namespace; quiet if there is none, or Ray has ended."""
+    import ray
+
+    if not ray.is_initialized():
+        return
+    named: list[Any] = ray.util.list_named_actors(all_namespaces=True)
+    for entry in named:
+        if entry["namespace"] == namespace:
+            with contextlib.suppress(ValueError):  # it ended in between
+                ray.kill(ray.get_actor(entry["name"], namespace=namespace), no_restart=True)
 
 
 def gpu_count() -> int:

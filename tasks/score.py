@@ -14,6 +14,9 @@ from tasks.session import Session, current_session
 
 __all__ = ["score", "score_directory"]
 
+_MARGIN_SECONDS = 60.0
+"""The collection ends by itself at its limit; scoring gives up only after that."""
+
 
 @task(name="score", task_run_name="score-{step:06d}", **RETRIED)
 async def score(step: int) -> ScoresRef:
@@ -32,7 +35,7 @@ async def score_directory(session: Session, directory: StepDirectory, bar: Stage
         directory,
         session.agent.reward,
         config=session.config.agent.reward,
-        follow_seconds=session.config.rollout.stage_timeout_seconds,
+        follow_seconds=session.config.rollout.stage_timeout_seconds + _MARGIN_SECONDS,
         on_progress=lambda done, total: bar.update(completed=done, total=total),
     )
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
+import platform
 import shutil
+import stat
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,6 +27,7 @@ from agentfly_lib.agents.agent import Agent
 from agentfly_lib.agents.build import build_agent
 from agentfly_lib.configs import RunConfig, config_toml
 from agentfly_lib.data.prepare import load_problems
+from agentfly_lib.errors import ConfigError
 from agentfly_lib.evaluation.report import EvaluationMode
 from agentfly_lib.preflight import check_same_config
 from agentfly_lib.refs import DatasetRef, ModelRef
@@ -64,13 +68,16 @@ class Session:
     """False for flows that only use a policy: there is no learner, and engines keep the weights they started with."""
     steps_bar: StageBar | None = None
     """Steps done, on the display."""
+    ends_actors: bool = False
+    """The run's actors are ended with the session."""
     clustered: bool = False
     _problems: dict[tuple[Path, str], Sequence[Problem]] = field(default_factory=dict)
 
     @property
     def namespace(self) -> str:
-        """Of the run's Ray actors."""
-        return f"agentfly-{self.config.run.name}"
+        """Of the run's Ray actors: one per run directory, so that runs of the same name do not meet on a cluster."""
+        where = f"{platform.node()}:{self.directory.path.resolve()}"
+        return f"agentfly-{self.config.run.name}-{hashlib.sha256(where.encode()).hexdigest()[:12]}"
 
     @property
     def requested(self) -> int:
@@ -106,6 +113,9 @@ class Session:
         name = hashlib.sha256(str(self.directory.path.resolve()).encode()).hexdigest()[:16]
         path = root / f"agentfly-{name}"
         path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise ConfigError(f"{path} is not a private folder of this user; remove it, weights are exchanged there")
         self.closing.callback(shutil.rmtree, path, ignore_errors=True)
         return path
 
@@ -118,7 +128,13 @@ class Session:
         learner = self.config.learner
         cpus = self.config.inference.replicas + 1 + (learner.ranks * learner.threads if self.trains else 0)
         cluster = start_ray(self.config.ray, cpus_needed=cpus, namespace=self.namespace)
-        await asyncio.to_thread(cluster.__enter__)
+        try:
+            await asyncio.to_thread(cluster.__enter__)
+        except ConnectionError as error:
+            raise ConfigError(
+                f"ray.address = {self.config.ray.address}: no Ray cluster answers there ({error}); start it, or leave "
+                "ray.address out to use this machine alone"
+            ) from error
         self.clustered = True
 
         async def leave() -> None:

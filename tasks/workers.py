@@ -12,8 +12,9 @@ import logging
 from prefect import task
 from prefect.runtime import task_run
 
+from agentfly_lib.cluster import end_actors
 from agentfly_lib.errors import LearnerError
-from agentfly_lib.inference.actor import ensure_engines, load_weights, stop_engines
+from agentfly_lib.inference.actor import ensure_engines, load_weights
 from agentfly_lib.inference.canary import Canary
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.store.atomic import read_json
@@ -33,11 +34,10 @@ async def start_workers(model: ModelRef) -> tuple[EngineRef, LearnerRef]:
     session = current_session()
     with session.display.stage("start engine and learner"):
         await session.start_cluster()
+        _end_with(session)
         async with asyncio.TaskGroup() as group:
             engines = group.create_task(_engines(session, model))
             learner = group.create_task(_learner(session, model))
-    _end_with(session, engines.result())
-    session.closing.callback(Learner(learner.result(), session.config.learner).close)
     return engines.result(), learner.result()
 
 
@@ -47,9 +47,8 @@ async def start_engines(model: ModelRef) -> EngineRef:
     session = current_session()
     with session.display.stage("start engine"):
         await session.start_cluster()
-        engines = await _engines(session, model)
-    _end_with(session, engines)
-    return engines
+        _end_with(session)
+        return await _engines(session, model)
 
 
 @task(name="sync", task_run_name="sync-{version:06d}", **RETRIED)
@@ -132,9 +131,15 @@ async def learner_at(session: Session, version: int) -> LearnerRef:
     return ref.model_copy(update={"policy_version": version})
 
 
-def _end_with(session: Session, engines: EngineRef) -> None:
+def _end_with(session: Session) -> None:
     """On a shared cluster actors outlive a killed driver, to be found again; they do not outlive a run that ends."""
-    session.closing.push_async_callback(asyncio.to_thread, stop_engines, engines)
+
+    async def end() -> None:
+        await asyncio.to_thread(end_actors, session.namespace)
+
+    if not session.ends_actors:
+        session.ends_actors = True
+        session.closing.push_async_callback(end)
 
 
 async def _engines(session: Session, model: ModelRef) -> EngineRef:

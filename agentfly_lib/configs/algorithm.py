@@ -35,8 +35,8 @@ class ClipConfig(Config):
 
     low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     high: PositiveFloat = 0.28
-    dual: Annotated[float, Field(gt=1)] | None = 3.0
-    """Bound of the loss for negative advantages: min(L, -dual * A). Unset: none."""
+    dual: Annotated[float, Field(gt=1)] | Literal["none"] = 3.0
+    """Bound of the loss for negative advantages: min(L, -dual * A); `none` for no bound."""
 
 
 class KlConfig(Config):

@@ -29,6 +29,8 @@ __all__ = ["ScoredStep", "score_step"]
 
 _POLL_SECONDS = 0.004
 """How often the manifest's time is looked at while the collection is still going on."""
+_REREAD_SECONDS = 1.0
+"""The manifest is read at least so often: its time may not change where a file system's clock is coarse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +109,16 @@ class _Follower:
         self._path = directory.rollout_manifest
         self._directory = directory
         self._seconds = seconds
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int, int] | None = None
+        self._read_at = 0.0
 
     async def next(self, store: ScoreStore) -> RolloutManifest:
         try:
             async with asyncio.timeout(self._seconds):
                 while True:
-                    stamp = self._stamp()
-                    if stamp is not None and stamp != self._seen:
-                        self._seen = stamp
+                    stamp, now = self._stamp(), perf_counter()
+                    if stamp is not None and (stamp != self._seen or now > self._read_at + _REREAD_SECONDS):
+                        self._seen, self._read_at = stamp, now
                         manifest = read_rollout_manifest(self._directory)
                         missing: list[PartInfo] = store.missing_parts(manifest)
                         if missing or manifest.complete:
@@ -127,12 +130,12 @@ class _Follower:
                 "run the same command again to collect the rest"
             ) from None
 
-    def _stamp(self) -> tuple[int, int] | None:
+    def _stamp(self) -> tuple[int, int, int] | None:
         try:
             found = os.stat(self._path)
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _with_rewards(group: TrajectoryGroup, scores: dict[str, Score]) -> TrajectoryGroup:

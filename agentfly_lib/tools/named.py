@@ -29,8 +29,11 @@ def find_named(name: str, shipped: Mapping[str, str], kind: type[Found]) -> Foun
         raise ConfigError(f"{noun} {name!r}: write it as package.module:name")
     try:
         found = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{noun} {name!r}: cannot import {module_name}: {error}") from error
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise ConfigError(
+            f"{noun} {name!r}: cannot import {module_name}: {type(error).__name__}: {error}. Modules are looked for in "
+            "the working folder and among the installed packages"
+        ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, [n for n, v in vars(found).items() if isinstance(v, kind)], n=1)

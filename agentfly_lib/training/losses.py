@@ -84,7 +84,7 @@ def policy_loss(
     clipped = -advantages * ratio.clamp(1 - clip.low, 1 + clip.high)
     loss = torch.maximum(plain, clipped)
     bounded = torch.zeros_like(loss, dtype=torch.bool)
-    if clip.dual is not None:
+    if clip.dual != "none":
         bound = -clip.dual * advantages
         bounded = (advantages < 0) & (loss.detach() > bound)
         loss = torch.where(advantages < 0, torch.minimum(loss, bound), loss)
