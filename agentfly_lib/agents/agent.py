@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from agentfly_lib.chat import ChatFormat, HermesParser, ParsedReply
+from agentfly_lib.chat import ChatFormat, HermesParser, MalformedCall, ParsedReply, ToolCall
+from agentfly_lib.configs.agent import CompactionConfig, NoCompactionConfig
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.rewards.registry import get_reward
 from agentfly_lib.rewards.reward import Reward
-from agentfly_lib.tools import Tool, get_tool
+from agentfly_lib.rollout.agent import tool_messages
+from agentfly_lib.tools import Tool, ToolResult, get_tool
 from agentfly_lib.types import Message, Problem
 
 __all__ = ["Agent", "as_reward", "as_tools"]
@@ -38,8 +40,9 @@ class Agent:
     """Limit of a call whose tool sets none of its own."""
     max_tool_chars: int = 4096
     """Longest observation of a tool that sets no limit of its own."""
+    compaction: CompactionConfig = field(default_factory=NoCompactionConfig)
 
-    @cached_property
+    @property
     def schemas(self) -> list[dict[str, Any]]:
         """Tool schemas as the chat template takes them."""
         return [tool.schema for tool in self.tools.values()]
@@ -60,6 +63,10 @@ class Agent:
     def parse(self, text: str, truncated: bool) -> ParsedReply:
         """Takes a reply apart; `truncated` if a limit cut it."""
         return self.parser.parse(text, truncated=truncated)
+
+    def observe(self, calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult]) -> list[Message]:
+        """What comes back to the policy."""
+        return tool_messages(calls, results)
 
 
 def as_tools(tools: Iterable[Tool | str]) -> dict[str, Tool]:

@@ -6,14 +6,14 @@ same process (`VllmEngine`), and on a scripted policy in tests (`ScriptedGenerat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.types import FinishReason, Message
 
-__all__ = ["Generate", "Generation", "GenerationRequest"]
+__all__ = ["Generate", "GenerateStream", "Generation", "GenerationRequest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,5 +73,19 @@ class Generate(Protocol):
                 (`where="generate"`); the chain may be retried.
             ValueError: the request cannot be served as it is (an empty prompt, `max_tokens` below 1, a prompt that
                 leaves no room in the engine's context).
+        """
+        ...
+
+
+@runtime_checkable
+class GenerateStream(Generate, Protocol):
+    """An engine that can also tell of tokens while it samples them."""
+
+    async def generate_stream(
+        self, request: GenerationRequest, on_tokens: Callable[[Sequence[int]], None]
+    ) -> Generation:
+        """As `generate`; before it returns, `on_tokens` was given every sampled token once, in order.
+
+        It is called in the event loop of the caller.
         """
         ...

@@ -1,6 +1,6 @@
 """Rollouts: one chain, many chains, and the groups they make, written as they finish."""
 
-from agentfly_lib.rollout.agent import ChainAgent
+from agentfly_lib.rollout.agent import ChainAgent, tool_messages
 from agentfly_lib.rollout.chain import run_chain
 from agentfly_lib.rollout.clock import ActivityClock, CollectTimes
 from agentfly_lib.rollout.collector import Collected, collect
@@ -20,5 +20,6 @@ __all__ = [
     "SegmentBuilder",
     "collect",
     "run_chain",
+    "tool_messages",
     "turn_seed",
 ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from agentfly_lib.chat import ChatFormat, ParsedReply
-from agentfly_lib.tools import Tool
+from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, ToolCall
+from agentfly_lib.configs.agent import NoCompactionConfig, SlidingWindowConfig, SummaryConfig
+from agentfly_lib.tools import Tool, ToolResult
 from agentfly_lib.types import Message, Problem
 
-__all__ = ["ChainAgent"]
+__all__ = ["ChainAgent", "tool_messages"]
 
 
 class ChainAgent(Protocol):
@@ -22,6 +23,11 @@ class ChainAgent(Protocol):
     def tools(self) -> Mapping[str, Tool]: ...
 
     @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """Tool schemas that the chat template writes; none if the prompt's own words describe the tools."""
+        ...
+
+    @property
     def max_turns(self) -> int: ...
 
     @property
@@ -30,6 +36,9 @@ class ChainAgent(Protocol):
     @property
     def max_tool_chars(self) -> int: ...
 
+    @property
+    def compaction(self) -> NoCompactionConfig | SlidingWindowConfig | SummaryConfig: ...
+
     def build_messages(self, problem: Problem) -> list[Message]:
         """The conversation that the first prompt renders, system prompt included."""
         ...
@@ -37,3 +46,18 @@ class ChainAgent(Protocol):
     def parse(self, text: str, truncated: bool) -> ParsedReply:
         """Content and tool calls of one reply; `truncated` if a limit cut it."""
         ...
+
+    def observe(self, calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult]) -> list[Message]:
+        """What comes back to the policy after a turn: its calls and their results, in order."""
+        ...
+
+
+def tool_messages(calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult]) -> list[Message]:
+    """One message of the role `tool` per call: how most models are told of results."""
+    messages: list[Message] = []
+    for call, result in zip(calls, results, strict=True):
+        message: Message = {"role": "tool", "tool_call_id": call.id, "content": result.observation}
+        if isinstance(call, ToolCall):
+            message["name"] = call.name
+        messages.append(message)
+    return messages

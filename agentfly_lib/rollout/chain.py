@@ -3,9 +3,10 @@
     prompt -> generate -> parse -> run the turn's calls concurrently -> append what came back -> generate -> ...
 
 Token ids go in and out of the engine; what was sampled is kept as sampled, and between two turns stands the bridge
-that the chat format renders. If the template rewrites history instead, a new segment begins. `run_chain` always returns
-a trajectory: whatever breaks one chain is recorded in it and touches no other. Only two things pass through:
-cancellation, and `EngineError`, which says that no chain at all can go on.
+that the chat format renders. If the template rewrites history instead, or the agent makes room in a context that is
+nearly full, a new segment begins. `run_chain` always returns a trajectory: whatever breaks one chain is recorded in it
+and touches no other. Only two things pass through: cancellation, and `EngineError`, which says that no chain at all can
+go on.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
-from agentfly_lib.chat import MalformedCall, ToolCall
+from agentfly_lib.chat import Bridge, MalformedCall, ToolCall
+from agentfly_lib.configs.agent import SummaryConfig
 from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.errors import EngineError, InfrastructureError, PolicyError, RolloutError
-from agentfly_lib.inference.generate import Generate, Generation, GenerationRequest
+from agentfly_lib.inference.generate import Generate, GenerateStream, Generation, GenerationRequest
 from agentfly_lib.rollout.agent import ChainAgent
 from agentfly_lib.rollout.clock import ActivityClock
+from agentfly_lib.rollout.compaction import is_due, sliding_window, window_tokens, with_request, with_summary
+from agentfly_lib.rollout.events import ChainEvent, ChainEvents
 from agentfly_lib.rollout.limits import ChainLimits
 from agentfly_lib.rollout.prompts import FirstPrompts
 from agentfly_lib.rollout.segment import SegmentBuilder
@@ -48,6 +52,7 @@ async def run_chain(
     attempt: int = 0,
     prompts: FirstPrompts | None = None,
     clock: ActivityClock | None = None,
+    on_event: Callable[[ChainEvent], None] | None = None,
 ) -> Trajectory:
     """Let `agent` work on `problem` once, and return what happened, failures included.
 
@@ -57,29 +62,46 @@ async def run_chain(
         attempt: how many tries of this chain failed before; only recorded.
         prompts: of this agent, if many chains share them.
         clock: told when a generation or tools are in flight.
+        on_event: told what happens, see `rollout.events`; must not raise.
 
     Raises:
         EngineError: the engine is gone for good; the collection cannot go on.
         asyncio.CancelledError: the requests and tools in flight were cancelled too.
     """
+    trajectory_id = f"{group_id}/{chain}"
+    events = ChainEvents(on_event, trajectory_id)
     run = _Chain(
         agent=agent,
         generate=generate,
         problem=problem,
-        trajectory_id=f"{group_id}/{chain}",
+        trajectory_id=trajectory_id,
         group_id=group_id,
         limits=limits,
+        sampling=sampling,
+        greedy=greedy,
+        seed_of_turn=seed_of_turn,
         prompts=prompts or FirstPrompts(agent),
         clock=clock or ActivityClock(),
+        events=events,
     )
+    with events.trajectory(problem.id):
+        trajectory = await _run_to_the_end(run, problem, limits, group_id=group_id, chain=chain, attempt=attempt)
+        events.ended(trajectory)
+    return trajectory
+
+
+async def _run_to_the_end(
+    run: _Chain, problem: Problem, limits: ChainLimits, *, group_id: str, chain: int, attempt: int
+) -> Trajectory:
     started = perf_counter()
     stop, failure = StopReason.FAILED, None
     deadline = asyncio.timeout(limits.timeout_seconds)
     try:
         async with deadline:
-            stop = await run.play(sampling=sampling, greedy=greedy, seed_of_turn=seed_of_turn)
+            stop = await run.play()
         run.check_trainable(stop)
-    except EngineError:
+    except EngineError as error:
+        run.events.error(_one_line(error))
         raise
     except RolloutError as error:
         failure = Failure(kind=error.kind, message=_one_line(error), where=error.where)
@@ -92,6 +114,8 @@ async def run_chain(
         failure = Failure(
             kind=FailureKind.INFRASTRUCTURE, message=f"{type(error).__name__}: {_one_line(error)}", where=run.stage
         )
+    if failure is not None:
+        run.events.error(failure.message, failure)
     return Trajectory(
         id=run.id,
         problem_id=problem.id,
@@ -106,6 +130,21 @@ async def run_chain(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A turn of the policy, and what is to answer it."""
+
+    reply: str
+    sampled_ids: Sequence[int]
+    results: list[Message]
+    seconds: float
+    """Of its tools."""
+
+    @property
+    def said(self) -> Message:
+        return {"role": "assistant", "content": self.reply}
+
+
 class _Chain:
     """The state of one chain, and its steps."""
 
@@ -118,59 +157,53 @@ class _Chain:
         trajectory_id: str,
         group_id: str,
         limits: ChainLimits,
+        sampling: SamplingConfig,
+        greedy: bool,
+        seed_of_turn: Callable[[int], int],
         prompts: FirstPrompts,
         clock: ActivityClock,
+        events: ChainEvents,
     ) -> None:
         self.id = trajectory_id
         self.stage = Stage.PROMPT
         self.segments: list[SegmentBuilder] = []
         self.env_reward: float | None = None
+        self.events = events
         self._agent = agent
         self._generate = generate
         self._limits = limits
+        self._sampling = sampling
+        self._greedy = greedy
+        self._seed_of_turn = seed_of_turn
         self._clock = clock
         self._prompts = prompts
+        self._generations = 0
+        self._first: tuple[Message, ...] = ()
+        """The first prompt's conversation."""
+        self._head: tuple[Message, ...] = ()
+        """The same, with the newest summary in it if there is one."""
         self._history: list[Message] = []
+        """Everything that the next prompt renders."""
         self._problem = problem
         self._context = ToolContext(trajectory_id=trajectory_id, group_id=group_id, problem=problem)
         self._counts = dict.fromkeys(_METRICS, 0.0)
 
-    async def play(self, *, sampling: SamplingConfig, greedy: bool, seed_of_turn: Callable[[int], int]) -> StopReason:
+    async def play(self) -> StopReason:
         """From the first prompt to the end; says why it ended."""
         self._history, prompt = self._prompts.render(self._problem)
+        self._first = self._head = tuple(self._history)
         self._open(prompt)
         turn = 0
         while True:
             room = self._limits.room(prompt_tokens=len(self.segments[-1]), sampled_tokens=self._num_sampled)
             if isinstance(room, StopReason):
                 return room
-            generation, seconds = await self._sample(
-                GenerationRequest(
-                    request_id=f"{self.id}/{turn}",
-                    token_ids=self.segments[-1].token_ids,
-                    max_tokens=room,
-                    sampling=sampling,
-                    seed=seed_of_turn(turn),
-                    stop_token_ids=self._agent.chat.stop_token_ids,
-                    greedy=greedy,
-                    messages=tuple(self._history),
-                    tools=self._prompts.schemas,
-                )
-            )
             turn += 1
-            reply = self._append_reply(generation, seconds)
-            if generation.finish is FinishReason.LENGTH:
-                return StopReason.MAX_TOKENS  # what was cut may not say what the policy meant: none of its calls is run
-            calls = self._agent.parse(reply, truncated=False).calls
-            if not calls:
-                return StopReason.FINISHED
-            if turn == self._limits.max_turns:
-                return StopReason.MAX_TURNS
-            results, finished, seconds = await self._act(calls)
-            if finished:
-                self.segments[-1].observed((), results, seconds=seconds)
-                return StopReason.FINISHED
-            if not self._append_results(generation, reply, results, seconds):
+            with self.events.turn(len(self.segments[-1])):
+                outcome = await self._turn(room, last=turn == self._limits.max_turns)
+            if isinstance(outcome, StopReason):
+                return outcome
+            if not await self._go_on(outcome):
                 return StopReason.CONTEXT_FULL
 
     def check_trainable(self, stop: StopReason) -> None:
@@ -213,12 +246,48 @@ class _Chain:
         builder.prompt(ids)
         self.segments.append(builder)
 
-    async def _sample(self, request: GenerationRequest) -> tuple[Generation, float]:
+    async def _turn(self, room: int, *, last: bool) -> StopReason | _Step:
+        """One turn of the policy and its calls; why the chain ends with it, or what is to be appended."""
+        generation, reply = await self._sample(room)
+        if generation.finish is FinishReason.LENGTH:
+            return StopReason.MAX_TOKENS  # what was cut may not say what the policy meant: none of its calls is run
+        calls = self._agent.parse(reply, truncated=False).calls
+        if not calls:
+            return StopReason.FINISHED
+        if last:
+            return StopReason.MAX_TURNS
+        results, finished, seconds = await self._act(calls)
+        if finished:
+            self.segments[-1].observed((), results, seconds=seconds)
+            return StopReason.FINISHED
+        return _Step(reply=reply, sampled_ids=generation.token_ids, results=results, seconds=seconds)
+
+    async def _sample(self, max_tokens: int) -> tuple[Generation, str]:
+        """Lets the policy speak, and appends what it said."""
+        number = self._generations
+        self._generations += 1
+        request = GenerationRequest(
+            request_id=f"{self.id}/{number}",
+            token_ids=self.segments[-1].token_ids,
+            max_tokens=max_tokens,
+            sampling=self._sampling,
+            seed=self._seed_of_turn(number),
+            stop_token_ids=self._agent.chat.stop_token_ids,
+            greedy=self._greedy,
+            messages=tuple(self._history),
+            tools=self._prompts.schemas,
+        )
+        generation, seconds = await self._generated(request)
+        reply = self._append_reply(generation, seconds)
+        self.events.said(reply, generation.finish)
+        return generation, reply
+
+    async def _generated(self, request: GenerationRequest) -> tuple[Generation, float]:
         self.stage = Stage.GENERATE
         started = perf_counter()
         try:
             with self._clock.generating():
-                generation = await self._generate.generate(request)
+                generation = await self._ask(request)
         except ValueError as error:
             raise InfrastructureError(
                 f"the engine cannot serve request {request.request_id}: {error}", where=Stage.REQUEST
@@ -233,6 +302,19 @@ class _Chain:
         self._counts["cached_tokens"] += generation.cached_tokens
         self._counts["inexact_turns"] += not generation.exact
         return generation, seconds
+
+    async def _ask(self, request: GenerationRequest) -> Generation:
+        """The engine's answer, told while it comes if somebody listens and the engine can."""
+        if not (self.events.listening and isinstance(self._generate, GenerateStream)):
+            return await self._generate.generate(request)
+        decoder, stops = self._agent.chat.stream_decoder(), set(request.stop_token_ids)
+
+        def tell(ids: Sequence[int]) -> None:
+            self.events.delta(decoder.push([token for token in ids if token not in stops]))
+
+        generation = await self._generate.generate_stream(request, tell)
+        self.events.delta(decoder.finish())
+        return generation
 
     def _append_reply(self, generation: Generation, seconds: float) -> str:
         self.stage = Stage.REPLY
@@ -252,7 +334,7 @@ class _Chain:
         self.stage = Stage.TOOLS
         started = perf_counter()
         try:
-            with self._clock.using_tools():
+            with self._clock.using_tools(), self.events.calls(calls) as told:
                 results = await execute_calls(
                     calls,
                     self._agent.tools,
@@ -260,6 +342,7 @@ class _Chain:
                     default_timeout=self._agent.tool_timeout_seconds,
                     max_chars=self._agent.max_tool_chars,
                 )
+                told.extend(results)
         finally:
             seconds = perf_counter() - started
             self._counts["tool_seconds"] += seconds
@@ -268,23 +351,67 @@ class _Chain:
         for result in results:
             if result.env_reward is not None:
                 self.env_reward = result.env_reward
-        messages = [_tool_message(call, result.observation) for call, result in zip(calls, results, strict=True)]
-        return messages, any(result.finished for result in results), seconds
+        return self._agent.observe(calls, results), any(result.finished for result in results), seconds
 
-    def _append_results(self, generation: Generation, reply: str, results: Sequence[Message], seconds: float) -> bool:
+    async def _go_on(self, step: _Step) -> bool:
         """Append the bridge to the next turn; False, and only the messages kept, if no context would be left for it."""
         self.stage = Stage.BRIDGE
-        bridge = self._agent.chat.bridge(self._history, reply, generation.token_ids, results, self._prompts.schemas)
-        self._history += [{"role": "assistant", "content": reply}, *results]
-        before = 0 if bridge.rewritten else len(self.segments[-1])
-        if before + len(bridge.ids) >= self._limits.context_length:
+        bridge = self._bridge(step, step.results)
+        length = len(bridge.ids) + (0 if bridge.rewritten else len(self.segments[-1]))
+        due = is_due(self._agent.compaction, tokens=length, context_length=self._limits.context_length)
+        if due and await self._compact(step):
+            return True
+        if length >= self._limits.context_length:
             # Nobody will read these ids, and nothing in them is trained on.
-            self.segments[-1].observed((), results, seconds=seconds)
+            self.segments[-1].observed((), step.results, seconds=step.seconds)
             return False
+        self._append(bridge, step, step.results)
+        return True
+
+    async def _compact(self, step: _Step) -> bool:
+        """Go on in a new segment with less in it; False, and nothing changed, if that is not possible."""
+        compaction, limit = self._agent.compaction, self._limits.context_length
+        if isinstance(compaction, SummaryConfig) and await self._summarise(step, compaction):
+            return True
+        steps = [*self._history[len(self._head) :], step.said, *step.results]
+        room = window_tokens(compaction, context_length=limit)
+        window = sliding_window(self._head, steps, self._render, max_tokens=room)
+        if window is None or len(window[1]) >= limit:
+            return False
+        self._history, prompt = window
+        self._open(prompt)
+        self.segments[-1].observed((), step.results, seconds=step.seconds)
+        return True
+
+    async def _summarise(self, step: _Step, compaction: SummaryConfig) -> bool:
+        """Let the policy write down what it knows, and go on from that; False if there is no room for it."""
+        asked = with_request(step.results, compaction.instruction)
+        bridge = self._bridge(step, asked)
+        length = len(bridge.ids) + (0 if bridge.rewritten else len(self.segments[-1]))
+        room = self._limits.room(prompt_tokens=length, sampled_tokens=self._num_sampled)
+        if isinstance(room, StopReason) or self._limits.context_length - length < compaction.max_tokens:
+            return False
+        self._append(bridge, step, asked)
+        with self.events.turn(len(self.segments[-1])):
+            _, summary = await self._sample(min(room, compaction.max_tokens))
+        self.stage = Stage.BRIDGE
+        self._head = tuple(with_summary(self._first, summary))
+        self._history = list(self._head)
+        self._open(self._render(self._history))
+        return True
+
+    def _bridge(self, step: _Step, additions: Sequence[Message]) -> Bridge:
+        chat = self._agent.chat
+        return chat.bridge(self._history, step.reply, step.sampled_ids, additions, self._prompts.schemas)
+
+    def _render(self, messages: Sequence[Message]) -> list[int]:
+        return self._agent.chat.prompt_ids(messages, self._prompts.schemas)
+
+    def _append(self, bridge: Bridge, step: _Step, additions: Sequence[Message]) -> None:
+        self._history += [step.said, *additions]
         if bridge.rewritten:
             self._open(bridge.ids)
-        self.segments[-1].observed(() if bridge.rewritten else bridge.ids, results, seconds=seconds)
-        return True
+        self.segments[-1].observed(() if bridge.rewritten else bridge.ids, additions, seconds=step.seconds)
 
 
 _METRICS = (
@@ -297,13 +424,6 @@ _METRICS = (
     "generate_seconds",
     "tool_seconds",
 )
-
-
-def _tool_message(call: ToolCall | MalformedCall, observation: str) -> Message:
-    message: dict[str, Any] = {"role": "tool", "tool_call_id": call.id, "content": observation}
-    if isinstance(call, ToolCall):
-        message["name"] = call.name
-    return message
 
 
 def _one_line(error: BaseException) -> str:

@@ -18,7 +18,7 @@ class FirstPrompts:
     """Renders the first prompts of one agent."""
 
     def __init__(self, agent: ChainAgent) -> None:
-        self.schemas: list[dict[str, Any]] = [tool.schema for tool in agent.tools.values()]
+        self.schemas: list[dict[str, Any]] = agent.schemas
         """Tool schemas, the same in every prompt and bridge."""
         self._agent = agent
         self._last: tuple[Problem, tuple[Message, ...], list[int]] | None = None

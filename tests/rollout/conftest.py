@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from agentfly_lib.chat import Bridge, HermesParser, ParsedReply
-from agentfly_lib.configs import RolloutConfig
+from agentfly_lib.configs import CompactionConfig, NoCompactionConfig, RolloutConfig
 from agentfly_lib.inference import GenerationRequest, ScriptedGenerate
-from agentfly_lib.rollout import ChainLimits, RolloutSeeds, collect, run_chain
+from agentfly_lib.rollout import ChainLimits, RolloutSeeds, collect, run_chain, tool_messages
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.manifest import RolloutStore
 from agentfly_lib.tools import Tool, ToolContext, ToolResult, tool
@@ -78,12 +78,20 @@ class CharacterAgent:
     max_turns: int = 3
     tool_timeout_seconds: float = 5.0
     max_tool_chars: int = 200
+    compaction: CompactionConfig = field(default_factory=NoCompactionConfig)
+
+    @property
+    def schemas(self):
+        return [tool.schema for tool in self.tools.values()]
 
     def build_messages(self, problem: Problem) -> list[Message]:
         return list(problem.messages)
 
     def parse(self, text: str, truncated: bool) -> ParsedReply:
         return HermesParser().parse(text, truncated=truncated)
+
+    def observe(self, calls, results) -> list[Message]:
+        return tool_messages(calls, results)
 
 
 def call(name: str, arguments: str = "{}") -> str:
