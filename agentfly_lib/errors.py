@@ -23,7 +23,10 @@ __all__ = [
     "RewardError",
     "RolloutError",
     "RunLockedError",
+    "SandboxError",
+    "SandboxUnavailableError",
     "ShardError",
+    "StageTimeout",
     "ToolError",
     "UserError",
 ]
@@ -53,6 +56,14 @@ class RunLockedError(UserError):
     """The run directory is in use by a living process."""
 
 
+class SandboxUnavailableError(UserError):
+    """This machine cannot run code in a sandbox; the message says what to install."""
+
+
+class SandboxError(AgentFlyError):
+    """A sandbox died, or could not do what was asked of it."""
+
+
 class ShardError(AgentFlyError):
     """A file of the run directory is unreadable, truncated, of another version, or does not match its checksum."""
 
@@ -71,6 +82,10 @@ class EngineError(AgentFlyError):
 
 class CanaryError(EngineError):
     """After a weight update the engine does not serve the learner's weights."""
+
+
+class StageTimeout(AgentFlyError):
+    """A stage of the flow reached its limit."""
 
 
 class RewardError(AgentFlyError):

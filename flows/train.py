@@ -15,7 +15,7 @@ from agentfly_lib.configs import RunConfig
 from tasks.collect import collect
 from tasks.data import check, prepare, resolve
 from tasks.evaluate import evaluate
-from tasks.report import TrainReport, record_step, report
+from tasks.report import TrainReport, catch_up, record_step, report
 from tasks.score import score
 from tasks.session import open_session
 from tasks.update import checkpoint, update
@@ -30,6 +30,7 @@ async def train(config: RunConfig) -> TrainReport:
     async with open_session(config) as session:
         dataset, model = await prepare(config.data, config.run.root), await resolve(config.model)
         await check(dataset, model)
+        await catch_up()
         if not session.finished():
             engines, learner = await start_workers(model)
             for version in range(session.first_open_step(), config.run.steps + 1):

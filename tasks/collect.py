@@ -13,7 +13,7 @@ from agentfly_lib.rollout import CollectProgress, RolloutSeeds
 from agentfly_lib.rollout import collect as collect_groups
 from agentfly_lib.store.manifest import RolloutStore
 from agentfly_lib.types import Problem
-from tasks.options import RETRIED
+from tasks.options import RETRIED, within
 from tasks.session import Session, current_session
 from tasks.workers import living_engines
 
@@ -24,6 +24,11 @@ __all__ = ["collect", "group_id"]
 async def collect(step: int, dataset: DatasetRef, engines: EngineRef) -> ShardsRef:
     """N problems times G chains with the policy that the engines serve; groups that are stored are not made again."""
     session = current_session()
+    async with within(session.config.rollout.stage_timeout_seconds + session.start_seconds, f"collect {step}"):
+        return await _collect(session, step, dataset, engines)
+
+
+async def _collect(session: Session, step: int, dataset: DatasetRef, engines: EngineRef) -> ShardsRef:
     config, directory = session.config, session.directory.step(step)
     problems = await asyncio.to_thread(_problems, session, dataset, step)
     store = await asyncio.to_thread(

@@ -14,9 +14,11 @@ from agentfly_lib.inference.actor import RayGenerate
 from agentfly_lib.refs import DatasetRef, EngineRef, EvaluationRef
 from agentfly_lib.rollout import RolloutSeeds
 from agentfly_lib.rollout import collect as collect_groups
+from agentfly_lib.store.atomic import write_json
 from agentfly_lib.store.manifest import RolloutStore
 from agentfly_lib.types import Problem
-from tasks.options import RETRIED
+from tasks.options import RETRIED, within
+from tasks.report import publish_evaluations
 from tasks.score import score_directory
 from tasks.session import Session, current_session
 from tasks.workers import living_engines
@@ -31,15 +33,19 @@ _EVALUATION_STEP = -1
 async def evaluate(version: int, dataset: DatasetRef, engines: EngineRef) -> EvaluationRef:
     """Mean reward and pass@k with intervals; greedy reward beside it if the config asks for it."""
     session = current_session()
-    metrics: dict[str, float] = {}
-    with session.times.outside():
-        for mode in session.evaluation_modes:
-            metrics |= (await evaluate_mode(session, version, dataset, engines, mode)).metrics
-    session.tracker.log_metrics(version, metrics)
-    session.display.row(f"v{version}", metrics)
-    return EvaluationRef(
-        path=session.directory.evaluation(version, "sampled").path.parent, policy_version=version, metrics=metrics
-    )
+    async with within(4 * session.config.rollout.stage_timeout_seconds + session.start_seconds, f"evaluate {version}"):
+        metrics: dict[str, float] = {}
+        with session.times.outside():
+            for mode in session.evaluation_modes:
+                metrics |= (await evaluate_mode(session, version, dataset, engines, mode)).metrics
+            session.tracker.log_metrics(version, metrics)
+            await publish_evaluations(session)
+            # Written last: an evaluation without it is looked at again, so that its numbers are sent.
+            await asyncio.to_thread(write_json, session.directory.evaluation_metrics(version), metrics)
+        session.display.row(f"v{version}", metrics)
+        return EvaluationRef(
+            path=session.directory.evaluation_metrics(version).parent, policy_version=version, metrics=metrics
+        )
 
 
 async def evaluate_mode(

@@ -17,17 +17,28 @@ from prefect.artifacts import (
 from pydantic import BaseModel, ConfigDict
 
 from agentfly_lib.evaluation.report import EvaluationReport, read_report
+from agentfly_lib.evaluation.rollout_metrics import rollout_metrics
 from agentfly_lib.evaluation.table import report_table
 from agentfly_lib.refs import ScoresRef, ShardsRef, StepReport
 from agentfly_lib.store.atomic import read_json, write_json
+from agentfly_lib.store.scored import load_scored_groups
 from agentfly_lib.tracking.plots import EvaluationPoint, reward_curve, time_split
 from agentfly_lib.tracking.tracker import tracking_uri
+from agentfly_lib.training.checkpoint import checkpoint_at
 from agentfly_lib.types import Problem, Trajectory, TrajectoryGroup
 from agentfly_lib.viewer.summary import TIME_PARTS, summary_markdown, summary_text
 from tasks.options import RETRIED
 from tasks.session import Session, current_session
 
-__all__ = ["EvaluateReport", "TrainReport", "record_step", "report", "report_evaluation"]
+__all__ = [
+    "EvaluateReport",
+    "TrainReport",
+    "catch_up",
+    "publish_evaluations",
+    "record_step",
+    "report",
+    "report_evaluation",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -50,22 +61,48 @@ class TrainReport(BaseModel):
 async def record_step(shards: ShardsRef, scores: ScoresRef, update: StepReport) -> None:
     """Sends the step's metrics to MLflow, to the table on the screen, and to the page. Waits for nothing slow."""
     session = current_session()
-    metrics = session.times.metrics(update) | {
+    await _record(
+        session, update, _counted(session.times.metrics(update), scores) | {"rollout/parts/count": float(shards.parts)}
+    )
+    tracking, groups = session.config.tracking, session.times.groups
+    if groups and tracking.sample_trajectories and update.step % tracking.trace_every_steps == 0:
+        session.tracker.log_trajectories(update.step, _sample(groups, tracking.sample_trajectories))
+    session.in_background(_page_progress(session, update.step + 1))
+
+
+@task(name="catch-up", **RETRIED)
+async def catch_up() -> None:
+    """Sends to MLflow what a killed run had recorded and not sent: updates, and references to checkpoints.
+
+    A step's own file of metrics is written after they went to the tracker, so a step without one was not sent.
+    """
+    session = current_session()
+    for step in range(session.first_open_step()):
+        directory = session.directory.step(step)
+        if not directory.metrics_file.exists():
+            update = StepReport.model_validate(await asyncio.to_thread(read_json, directory.update_file))
+            groups = await asyncio.to_thread(load_scored_groups, directory)
+            await _record(session, update, update.metrics | rollout_metrics(groups))
+    for version in session.checkpoints():
+        saved = await asyncio.to_thread(checkpoint_at, session.directory.checkpoint(version))
+        session.tracker.log_checkpoint(saved.path, version=version, digest=saved.digest)
+
+
+async def _record(session: Session, update: StepReport, metrics: dict[str, float]) -> None:
+    session.tracker.log_metrics(update.step, metrics)
+    await asyncio.to_thread(write_json, session.directory.step(update.step).metrics_file, metrics)
+    session.display.row(str(update.step), metrics)
+    if session.steps_bar is not None:
+        session.steps_bar.update(completed=update.step + 1)
+
+
+def _counted(metrics: dict[str, float], scores: ScoresRef) -> dict[str, float]:
+    return metrics | {
         "rollout/scored/count": float(scores.scored),
         "rollout/truncated/count": float(scores.truncated),
         "rollout/failed/count": float(scores.failed),
         "rollout/dropped/count": float(scores.dropped),
-        "rollout/parts/count": float(shards.parts),
     }
-    session.tracker.log_metrics(update.step, metrics)
-    session.display.row(str(update.step), metrics)
-    if session.steps_bar is not None:
-        session.steps_bar.update(completed=update.step + 1)
-    tracking, groups = session.config.tracking, session.times.groups
-    if groups and tracking.sample_trajectories and update.step % tracking.trace_every_steps == 0:
-        session.tracker.log_trajectories(update.step, _sample(groups, tracking.sample_trajectories))
-    session.in_background(asyncio.to_thread(write_json, session.directory.step(update.step).metrics_file, metrics))
-    session.in_background(_page_progress(session, update.step + 1))
 
 
 class EvaluateReport(BaseModel):
@@ -102,14 +139,12 @@ async def report(name: str) -> TrainReport:
     figures = await asyncio.to_thread(_plot, session, evaluations, steps)
     for figure in figures:
         session.tracker.log_figure(figure)
-    table = report_table(evaluations)
-    session.tracker.log_table("evaluations", table)
+    table = await publish_evaluations(session)
     links = {
         "run directory": str(session.directory.path),
         "MLflow": tracking_uri(session.config.tracking, session.config.run.root),
         **{figure.stem: str(figure) for figure in figures},
     }
-    await acreate_table_artifact(table, key=_key(f"evaluations-{name}"), description=f"Held-out evaluation of {name}")
     await acreate_markdown_artifact(
         summary_markdown(name, table, steps, links), key=_key(f"report-{name}"), description=f"Report of {name}"
     )
@@ -121,6 +156,15 @@ async def report(name: str) -> TrainReport:
         final=sampled[-1].metrics if sampled else {},
         text=summary_text(name, table, steps, links, root=session.config.run.root),
     )
+
+
+async def publish_evaluations(session: Session) -> list[dict[str, str]]:
+    """The table of all evaluations so far, for MLflow and the Prefect page; it replaces the one before."""
+    table = report_table(await asyncio.to_thread(_evaluations, session))
+    session.tracker.log_table("evaluations", table)
+    name = session.config.run.name
+    await acreate_table_artifact(table, key=_key(f"evaluations-{name}"), description=f"Held-out evaluation of {name}")
+    return table
 
 
 async def _page_progress(session: Session, done: int) -> None:

@@ -9,7 +9,7 @@ from agentfly_lib.rewards.stage import ScoredStep, score_step
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.types import Outcome
 from agentfly_lib.viewer.live import StageBar
-from tasks.options import RETRIED
+from tasks.options import RETRIED, within
 from tasks.session import Session, current_session
 
 __all__ = ["score", "score_directory"]
@@ -22,11 +22,12 @@ _MARGIN_SECONDS = 60.0
 async def score(step: int) -> ScoresRef:
     """Rewards beside the shards, started when the first part lands and ended after the last one."""
     session = current_session()
-    directory = session.directory.step(step)
-    with session.display.stage(f"score-{step:06d}", total=session.requested) as bar:
-        scored = await score_directory(session, directory, bar)
-    session.times.scored(step, scored)
-    return scores_ref(session, directory, step, scored)
+    async with within(2 * session.config.rollout.stage_timeout_seconds + _MARGIN_SECONDS, f"score {step}"):
+        directory = session.directory.step(step)
+        with session.display.stage(f"score-{step:06d}", total=session.requested) as bar:
+            scored = await score_directory(session, directory, bar)
+        session.times.scored(step, scored)
+        return scores_ref(session, directory, step, scored)
 
 
 async def score_directory(session: Session, directory: StepDirectory, bar: StageBar) -> ScoredStep:

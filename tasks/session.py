@@ -85,6 +85,11 @@ class Session:
         return self.config.rollout.problems_per_step * self.config.rollout.chains
 
     @property
+    def start_seconds(self) -> float:
+        """Limit for starting engines and learner, and for loading weights into them."""
+        return 2 * max(self.config.inference.start_timeout_seconds, self.config.learner.start_timeout_seconds)
+
+    @property
     def resolved_model(self) -> ModelRef:
         if self.model is None:
             raise RuntimeError("the flow must resolve the model before a task needs it")
@@ -168,9 +173,11 @@ class Session:
         """An evaluation of this version is wanted and not complete."""
         every = self.config.evaluation.every_steps
         wanted = version in (0, self.config.run.steps) or (every > 0 and version % every == 0)
-        return wanted and not all(
-            self.directory.evaluation(version, mode).report_file.exists() for mode in self.evaluation_modes
-        )
+        return wanted and not self.directory.evaluation_metrics(version).exists()
+
+    def checkpoints(self) -> list[int]:
+        """Versions that have a checkpoint."""
+        return [version for version in range(self.config.run.steps + 1) if self.directory.checkpoint(version).exists()]
 
     @property
     def evaluation_modes(self) -> tuple[EvaluationMode, ...]:

@@ -11,7 +11,7 @@ from agentfly_lib.refs import CheckpointRef, LearnerRef, StepReport
 from agentfly_lib.store.atomic import write_json
 from agentfly_lib.training.checkpoint import prune
 from agentfly_lib.training.ranks import Learner
-from tasks.options import RETRIED
+from tasks.options import RETRIED, within
 from tasks.session import current_session
 from tasks.workers import living_learner
 
@@ -24,21 +24,28 @@ logger = logging.getLogger(__name__)
 async def update(step: int, learner: LearnerRef) -> tuple[StepReport, LearnerRef]:
     """One step of learning: version `step` becomes version `step` + 1."""
     session = current_session()
-    directory = session.directory.step(step)
-    with session.display.stage(f"update-{step:06d}"):
-        learner = await living_learner(session, step, learner)
-        report = await Learner(learner, session.config.learner).update(directory.path, step)
-    await asyncio.to_thread(write_json, directory.update_file, report.model_dump(mode="json"))
-    return report, learner.model_copy(update={"policy_version": report.policy_version})
+    async with within(
+        session.config.learner.update_timeout_seconds + session.config.learner.start_timeout_seconds, f"update {step}"
+    ):
+        directory = session.directory.step(step)
+        with session.display.stage(f"update-{step:06d}"):
+            learner = await living_learner(session, step, learner)
+            report = await Learner(learner, session.config.learner).update(directory.path, step)
+        await asyncio.to_thread(write_json, directory.update_file, report.model_dump(mode="json"))
+        return report, learner.model_copy(update={"policy_version": report.policy_version})
 
 
 @task(name="checkpoint", task_run_name="checkpoint-{version:06d}", **RETRIED)
 async def checkpoint(version: int, learner: LearnerRef) -> CheckpointRef:
     """Saves everything a resume needs, and forgets the oldest checkpoints."""
     session = current_session()
-    with session.times.outside(), session.display.stage(f"checkpoint-{version:06d}"):
-        learner = await living_learner(session, version, learner)
-        saved = await Learner(learner, session.config.learner).save(session.directory.checkpoint(version))
-        await asyncio.to_thread(prune, session.directory.checkpoints, session.config.checkpoint.keep_last)
-    session.tracker.log_checkpoint(saved.path, version=version, digest=saved.digest)
-    return saved
+    async with within(
+        session.config.learner.update_timeout_seconds + session.config.learner.start_timeout_seconds,
+        f"checkpoint {version}",
+    ):
+        with session.times.outside(), session.display.stage(f"checkpoint-{version:06d}"):
+            learner = await living_learner(session, version, learner)
+            saved = await Learner(learner, session.config.learner).save(session.directory.checkpoint(version))
+            await asyncio.to_thread(prune, session.directory.checkpoints, session.config.checkpoint.keep_last)
+        session.tracker.log_checkpoint(saved.path, version=version, digest=saved.digest)
+        return saved

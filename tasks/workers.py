@@ -20,7 +20,7 @@ from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.store.atomic import read_json
 from agentfly_lib.training.checkpoint import newest_checkpoint
 from agentfly_lib.training.ranks import Learner, ensure_learner
-from tasks.options import RETRIED
+from tasks.options import RETRIED, within
 from tasks.session import Session, current_session
 
 __all__ = ["learner_at", "living_engines", "living_learner", "ready", "start_engines", "start_workers", "sync"]
@@ -32,37 +32,42 @@ logger = logging.getLogger(__name__)
 async def start_workers(model: ModelRef) -> tuple[EngineRef, LearnerRef]:
     """Starts Ray, then engines and learner at the same time, or finds those that are running."""
     session = current_session()
-    with session.display.stage("start engine and learner"):
-        await session.start_cluster()
-        _end_with(session)
-        async with asyncio.TaskGroup() as group:
-            engines = group.create_task(_engines(session, model))
-            learner = group.create_task(_learner(session, model))
-    return engines.result(), learner.result()
+    async with within(session.start_seconds, "the start of engine and learner"):
+        with session.display.stage("start engine and learner"):
+            await session.start_cluster()
+            _end_with(session)
+            async with asyncio.TaskGroup() as group:
+                engines = group.create_task(_engines(session, model))
+                learner = group.create_task(_learner(session, model))
+        return engines.result(), learner.result()
 
 
 @task(name="start-engines", **RETRIED)
 async def start_engines(model: ModelRef) -> EngineRef:
     """Starts Ray and the engines alone, for flows that do not train."""
     session = current_session()
-    with session.display.stage("start engine"):
-        await session.start_cluster()
-        _end_with(session)
-        return await _engines(session, model)
+    async with within(session.start_seconds, "the start of the engine"):
+        with session.display.stage("start engine"):
+            await session.start_cluster()
+            _end_with(session)
+            return await _engines(session, model)
 
 
 @task(name="sync", task_run_name="sync-{version:06d}", **RETRIED)
 async def sync(version: int, engines: EngineRef, learner: LearnerRef) -> tuple[EngineRef, LearnerRef]:
     """Learner and engines hold this version of the policy afterwards, proven by a canary."""
     session = current_session()
-    session.times.begin(version)
-    with session.display.stage(f"sync-{version:06d}"):
-        if _first_try() and learner.policy_version == version:
-            # Both answered a moment ago; one that has died since fails the call, and the next try replaces it.
-            if engines.policy_version != version:
-                engines = await _send_weights(session, version, engines, learner)
-            return engines, learner
-        return await ready(session, version)
+    async with within(
+        session.start_seconds + session.config.learner.update_timeout_seconds * max(version, 1), f"sync {version}"
+    ):
+        session.times.begin(version)
+        with session.display.stage(f"sync-{version:06d}"):
+            if _first_try() and learner.policy_version == version:
+                # Both answered a moment ago; one that has died since fails the call, and the next try replaces it.
+                if engines.policy_version != version:
+                    engines = await _send_weights(session, version, engines, learner)
+                return engines, learner
+            return await ready(session, version)
 
 
 async def ready(session: Session, version: int) -> tuple[EngineRef, LearnerRef]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -119,11 +120,22 @@ class TrackingConfig(Config):
     uri: str | None = None
     """Tracking server; unset means MLFLOW_TRACKING_URI if that is set, else SQLite at `<run.root>/mlflow.db`."""
     experiment: str = "agentfly"
+    """MLflow experiment that the runs belong to."""
     sample_trajectories: NonNegativeInt = 4
     """Trajectories of a step that are logged readably, as a table and as traces."""
     trace_every_steps: PositiveInt = 10
     drain_seconds: PositiveFloat = 30.0
     """How long the end of a run waits for MLflow; what is not delivered by then is kept and sent at the next start."""
+
+    @field_validator("uri")
+    @classmethod
+    def _no_secrets(cls, uri: str | None) -> str | None:
+        if uri and re.match(r"https?://[^/@]*@", uri):
+            raise ValueError(
+                "a config is stored and shown, so it takes no user and password; "
+                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+            )
+        return uri
 
 
 class RayConfig(Config):

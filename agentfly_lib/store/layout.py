@@ -118,6 +118,10 @@ class RunDirectory:
         """Evaluation of a policy version; `mode` is `sampled` or `greedy`."""
         return StepDirectory(self.path / "evaluations" / f"{version:06d}" / mode)
 
+    def evaluation_metrics(self, version: int) -> Path:
+        """Metrics of both modes, written when the evaluation is complete and sent."""
+        return self.path / "evaluations" / f"{version:06d}" / "metrics.json"
+
     def evaluations(self) -> list[int]:
         """Policy versions that have an evaluation directory, ascending."""
         return _numbers(self.path / "evaluations")

@@ -56,7 +56,7 @@ def summary_markdown(name: str, table: Rows, steps: Steps, links: Mapping[str, s
     times = mean_times(steps)
     if times:
         parts += ["## Where a step's time goes", _markdown(_time_rows(times))]
-    parts += ["## Where things are", "\n".join(f"- {label}: `{target}`" for label, target in links.items())]
+    parts += ["## Where things are", "\n".join(f"- {label}: {_linked(target)}" for label, target in links.items())]
     return "\n\n".join(parts) + "\n"
 
 
@@ -76,6 +76,10 @@ def _rich(title: str, rows: Rows) -> Table:
     for row in rows:
         table.add_row(*row.values())
     return table
+
+
+def _linked(target: str) -> str:
+    return f"[{target}]({target})" if target.startswith(("http://", "https://")) else f"`{target}`"
 
 
 def _markdown(rows: Rows) -> str:

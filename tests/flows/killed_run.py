@@ -1,8 +1,16 @@
-"""A training run that is killed with SIGKILL in the middle of a chosen stage of a chosen step.
+"""A training run that is hurt at a known place: itself killed with SIGKILL, or its engine, or its learner.
 
-    python killed_run.py STAGE STEP RECIPE [--set KEY=VALUE ...]
+    python killed_run.py PLACE[,PLACE...] RECIPE [--set KEY=VALUE ...]
 
-The kill comes from inside, at a known place, so that the test need not guess when a stage is going on.
+A place is `stage:step`. The blow comes from inside, so that a test need not guess when a stage is going on.
+
+    collect:0      itself, with some groups of the step on disk and others not
+    score:1        itself, with some parts scored
+    update:1       itself, while the ranks compute
+    record:1       itself, after the ranks have a new version and before anything says so
+    checkpoint:2   itself, while files are written beside the final name
+    engine:1       the engine's process, in the middle of the collection; the run goes on
+    rank:2         the learner's process, in the middle of the update; the run goes on
 """
 
 from __future__ import annotations
@@ -15,79 +23,131 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def after(owner: type, method: str, wanted: Callable[..., bool]) -> None:
-    """Dies when a method has returned from a call that `wanted` picks by its arguments."""
+def actors(title: str) -> list[psutil.Process]:
+    """Processes of this run's Ray whose title has this piece: Ray puts class and method there while one runs."""
+    mine = os.environ["AGENTFLY_LEASH"]
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if title in " ".join(process.info["cmdline"] or []):
+            try:
+                if process.environ().get("AGENTFLY_LEASH") == mine:
+                    found.append(process)
+            except psutil.Error:
+                continue
+    return found
+
+
+def after(owner: type, method: str, wanted: Callable[..., bool], blow: Callable[[], None]) -> None:
+    """Strikes when a method has returned from the first call that `wanted` picks by its arguments."""
     original = getattr(owner, method)
+    struck = []
 
     def replacement(*arguments: Any, **keywords: Any) -> Any:
         result = original(*arguments, **keywords)
-        if wanted(*arguments, **keywords):
-            die()
+        if not struck and wanted(*arguments, **keywords):
+            struck.append(True)
+            blow()
         return result
 
     setattr(owner, method, replacement)
 
 
-def during(owner: type, method: str, wanted: Callable[..., bool], ready: Callable[..., bool]) -> None:
-    """Dies while an asynchronous method is still working, as soon as `ready` sees its traces."""
+def during(owner: type, method: str, wanted: Callable[..., bool], ready: Callable[..., bool], blow: Callable) -> None:
+    """Strikes while an asynchronous method is still working, as soon as `ready` sees its traces."""
     original = getattr(owner, method)
+    struck = []
 
     async def replacement(*arguments: Any, **keywords: Any) -> Any:
-        if not wanted(*arguments, **keywords):
+        if struck or not wanted(*arguments, **keywords):
             return await original(*arguments, **keywords)
         work = asyncio.ensure_future(original(*arguments, **keywords))
         while not work.done():
             if ready(*arguments, **keywords):
-                die()
+                struck.append(True)
+                blow()
+                return await work
             await asyncio.sleep(0.001)
         raise AssertionError(f"{method} ended before it could be interrupted")
 
     setattr(owner, method, replacement)
 
 
-def main(stage: str, step: int, arguments: list[str]) -> None:
+def prepare(place: str) -> None:
     from agentfly_lib.store.manifest import RolloutStore
     from agentfly_lib.store.scores import ScoreStore
     from agentfly_lib.training.checkpoint import staging_directory
     from agentfly_lib.training.ranks import Learner
 
+    stage, _, number = place.partition(":")
+    step = int(number)
+
+    def half_collected(store: Any, _: Any) -> bool:
+        training = "steps" in store._directory.path.parts
+        return training and store.manifest.step == step and 0 < len(store.missing) < store.manifest.problems
+
+    def updates(_self: Any, _directory: Any, current: int) -> bool:
+        return current == step
+
     match stage:
-        case "collect":  # some groups are on disk, others are not
-            after(
-                RolloutStore,
-                "append",
-                lambda store, _: (
-                    store.manifest.step == step and store.manifest.chains > 2 and 0 < len(store.missing) < 8
-                ),
-            )
-        case "score":  # some parts have scores, and the stage is not complete
+        case "collect":
+            after(RolloutStore, "append", half_collected, die)
+        case "score":
             after(
                 ScoreStore,
                 "append",
                 lambda store, *_: f"steps/{step:06d}" in str(store._directory.path) and not store.complete,
+                die,
             )
-        case "update":  # the ranks are computing
-            during(Learner, "update", lambda _self, _directory, number: number == step, lambda *_: True)
-        case "checkpoint":  # files are being written beside the final name
+        case "update":
+            during(Learner, "update", updates, lambda *_: bool(actors("LearnerActor.update")), die)
+        case "record":
+            original = Learner.update
+
+            async def update_and_die(self: Any, directory: Any, current: int) -> Any:
+                report = await original(self, directory, current)
+                if current == step:
+                    die()
+                return report
+
+            Learner.update = update_and_die  # type: ignore[method-assign]
+        case "checkpoint":
             during(
                 Learner,
                 "save",
                 lambda _self, path: path.name == f"{step:06d}",
-                lambda _self, path: any(staging_directory(path).rglob("*.pt")) if path.parent.exists() else False,
+                lambda _self, path: path.parent.exists() and any(staging_directory(path).rglob("*.pt")),
+                die,
+            )
+        case "engine":
+            after(RolloutStore, "append", half_collected, lambda: [each.kill() for each in actors("EngineServer")])
+        case "rank":
+            during(
+                Learner,
+                "update",
+                updates,
+                lambda *_: bool(actors("LearnerActor.update")),
+                lambda: [each.kill() for each in actors("LearnerActor")],
             )
         case _:
             raise SystemExit(f"no stage {stage}")
+
+
+def main(places: str, arguments: list[str]) -> None:
     from agentfly_lib.cli import main as command
 
+    for place in places.split(","):
+        prepare(place)
     sys.argv = ["agentfly", "train", *arguments]
     command()
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], sys.argv[2:])

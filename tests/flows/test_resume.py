@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -22,19 +23,23 @@ from agentfly_lib.store.ledger import run_balance
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 HERE = Path(__file__).resolve().parent
-KILLS = [("collect", 0), ("score", 1), ("update", 1), ("checkpoint", 2)]
+KILLS = [("collect", 0), ("score", 1), ("update", 1), ("record", 1), ("checkpoint", 2)]
 
 
-def killed(stage: str, step: int, arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, str(HERE / "killed_run.py"), stage, str(step), *arguments],
+def hurt(places: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(HERE / "killed_run.py"), places, *arguments],
         cwd=HERE.parents[1],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"},
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
+
+
+def killed(stage: str, step: int, arguments: list[str]) -> None:
+    done = hurt(f"{stage}:{step}", arguments)
     assert done.returncode == -signal.SIGKILL, (stage, done.stdout[-1000:], done.stderr[-3000:])
 
 
@@ -75,7 +80,7 @@ def test_killed_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
             stored = sum(len(part["groups"]) for part in manifest["parts"])
             assert 0 < stored < 8
             assert not manifest["complete"]
-        if stage == "update":
+        if stage in ("update", "record"):
             assert not run.step(step).update_file.exists()
         if stage == "checkpoint":
             assert not run.checkpoint(step).exists()
@@ -111,3 +116,23 @@ def test_killed_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         assert np.array_equal(value.view(np.uint32), found[name].view(np.uint32)), f"{name} is not bit-identical"
+
+
+@pytest.mark.timeout(600)
+def test_an_engine_and_a_rank_that_die_are_replaced_and_the_run_goes_on(root: Path) -> None:
+    arguments = ["recipes/ci.toml", "--set", f"run.root={root}", "--set", "run.name=wounded"]
+    arguments += ["--set", "evaluation.greedy=false", "--set", "rollout.max_concurrency=16"]
+    done = hurt("engine:1,rank:2", arguments)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    run = RunDirectory(root / "wounded")
+    assert [(row.balanced, row.requested, row.failed) for row in run_balance(run)] == [(True, 64, 0)] * 3
+    with sqlite3.connect(f"file:{root / 'prefect' / 'prefect.db'}?mode=ro", uri=True) as database:
+        counts = dict(
+            database.execute(
+                "select task_run.name, task_run.run_count from task_run join flow_run "
+                "on task_run.flow_run_id = flow_run.id where flow_run.name = 'train-wounded'"
+            ).fetchall()
+        )
+    assert counts["collect-000001"] == 2, "the collection was tried again after the engine's death"
+    assert counts["update-000002"] == 2, "the update was tried again after the rank's death"
+    assert counts["collect-000002"] == 1
