@@ -131,6 +131,25 @@ def collect(
 
 
 @app.command()
+def score(
+    run: Run,
+    reward: Annotated[str, typer.Option(help="A reward we ship, or package.module:name.")],
+    quiet: Quiet = False,
+) -> None:
+    """Score the stored rollouts of a finished run with another reward; nothing is generated again."""
+    from agentfly_lib.agents.agent import as_reward
+    from agentfly_lib.configs import load_config
+
+    directory = _existing_run(run)
+    config = load_config(directory / "config.toml", [f"run.root={directory.resolve().parent}"])
+    _prepare(config)
+    as_reward(reward)
+    for scores in _run_flow("score", config.run.name, quiet, config, reward):
+        mean = "none could be scored" if scores.mean is None else f"mean {scores.mean:.4f}"
+        typer.echo(f"step {scores.step}: {mean} of {scores.trajectories} trajectories, {scores.dropped} dropped")
+
+
+@app.command()
 def prepare(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -> None:
     """Read, check and split a recipe's dataset; instant when it was done before."""
     config = _load(recipe, overrides)

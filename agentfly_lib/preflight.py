@@ -25,7 +25,7 @@ def check_run(config: RunConfig) -> None:
     """Raises `ConfigError` for an unknown tool or reward, `DataError` for a file that is not there, `ModelError` for an
     unusable model directory. The flow checks what needs the data or the model itself, before an engine starts.
     """
-    as_tools(config.agent.tools)
+    as_tools(config.agent.tools, config.agent.tool_settings)
     as_reward(config.agent.reward.name)
     if isinstance(config.data, FilesDataConfig | Gsm8kDataConfig):
         for key in ("train", "eval"):
@@ -35,7 +35,7 @@ def check_run(config: RunConfig) -> None:
                     f"data.{key} = {file}: no such file, seen from {Path.cwd()}; set data.{key} to one that is there"
                 )
     if isinstance(config.model, PretrainedModelConfig) and Path(config.model.name_or_path).is_dir():
-        check_directory(Path(config.model.name_or_path))
+        check_directory(Path(config.model.name_or_path), template=config.agent.template)
 
 
 def check_context(config: RunConfig, model: Path) -> None:

@@ -62,6 +62,8 @@ class ScoresRef(_Ref):
     path: Path
     step: int
     reward: str
+    mean: float | None = None
+    """Mean reward of what could be scored, where it was asked for."""
     trajectories: int
     scored: int
     truncated: int

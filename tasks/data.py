@@ -46,7 +46,7 @@ async def resolve(config: ModelConfig) -> ModelRef:
         def progress(done: int, total: int, loss: float) -> None:
             bar.update(completed=done, total=total, note=f"loss {loss:.3f}")
 
-        model = await asyncio.to_thread(resolve_model, config, None, progress)
+        model = await asyncio.to_thread(resolve_model, config, None, progress, template=session.config.agent.template)
     await asyncio.to_thread(_claim_model, session, model)
     session.model = model
     return model

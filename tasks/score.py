@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from prefect import task
 
+from agentfly_lib.agents.agent import as_reward
 from agentfly_lib.refs import ScoresRef
 from agentfly_lib.rewards.stage import ScoredStep, score_step
 from agentfly_lib.store.layout import StepDirectory
@@ -12,7 +15,7 @@ from agentfly_lib.viewer.live import StageBar
 from tasks.options import RETRIED, within
 from tasks.session import Session, current_session
 
-__all__ = ["score", "score_directory"]
+__all__ = ["rescore", "score", "score_directory"]
 
 _MARGIN_SECONDS = 60.0
 """The collection ends by itself at its limit; scoring gives up only after that."""
@@ -30,6 +33,31 @@ async def score(step: int) -> ScoresRef:
         return scores_ref(session, directory, step, scored)
 
 
+@task(name="rescore", task_run_name="rescore-{step:06d}", **RETRIED)
+async def rescore(step: int, reward: str) -> ScoresRef:
+    """Another reward over the stored rollouts of a step."""
+    session = current_session()
+    directory, config = session.directory.step(step), session.config.agent.reward.model_copy(update={"name": reward})
+    async with within(session.config.rollout.stage_timeout_seconds + _MARGIN_SECONDS, f"rescore {step}"):
+        with session.display.stage(f"rescore-{step:06d}", total=session.requested) as bar:
+            scored = await score_step(
+                directory,
+                as_reward(reward),
+                config=config,
+                follow_seconds=_MARGIN_SECONDS,
+                on_progress=lambda done, total: bar.update(completed=done, total=total),
+            )
+    rewards = [
+        trajectory.reward
+        for group in scored.groups
+        for trajectory in group.trajectories
+        if trajectory.reward is not None
+    ]
+    if rewards:
+        session.tracker.log_metrics(step, {f"rescored/{reward}/mean": fmean(rewards)})
+    return scores_ref(session, directory, step, scored, mean=fmean(rewards) if rewards else None)
+
+
 async def score_directory(session: Session, directory: StepDirectory, bar: StageBar) -> ScoredStep:
     """Scores one step or evaluation with the run's reward."""
     return await score_step(
@@ -41,13 +69,16 @@ async def score_directory(session: Session, directory: StepDirectory, bar: Stage
     )
 
 
-def scores_ref(session: Session, directory: StepDirectory, step: int, scored: ScoredStep) -> ScoresRef:
+def scores_ref(
+    session: Session, directory: StepDirectory, step: int, scored: ScoredStep, mean: float | None = None
+) -> ScoresRef:
     """What the flow needs to know of the scores."""
     counts = scored.manifest.counts
     return ScoresRef(
         path=directory.scores,
         step=step,
         reward=scored.manifest.reward,
+        mean=mean,
         trajectories=sum(counts.values()),
         scored=counts.get(Outcome.SCORED, 0),
         truncated=counts.get(Outcome.TRUNCATED, 0),

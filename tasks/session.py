@@ -164,6 +164,18 @@ class Session:
         steps = range(self.config.run.steps)
         return next((step for step in steps if not self.directory.step(step).update_file.exists()), len(steps))
 
+    def finished_steps(self) -> list[int]:
+        """Steps of a run whose every update is recorded.
+
+        Raises `ConfigError` if the run is not finished: it would go on to train on whatever scores are there.
+        """
+        if self.first_open_step() < self.config.run.steps:
+            raise ConfigError(
+                f"{self.directory.path} is not finished ({self.first_open_step()} of {self.config.run.steps} steps); "
+                "finish it first (agentfly train), because its updates read the scores that are there"
+            )
+        return self.directory.steps()
+
     def checkpoint_due(self, version: int) -> bool:
         """A checkpoint of this version is wanted and not there."""
         due = version > 0 and (version % self.config.checkpoint.every_steps == 0 or version == self.config.run.steps)

@@ -14,7 +14,7 @@ __all__ = ["ArithmeticDataConfig", "DataConfig", "FilesDataConfig", "Gsm8kDataCo
 
 class _SeededConfig(Config):
     seed: int = 0
-    """Seed of the split and of the order of the training problems."""
+    """Seed of what is held out, and of generated problems; their order in training follows `run.seed`."""
 
 
 class _SplitConfig(_SeededConfig):

@@ -28,7 +28,9 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _MAX_HEADER_BYTES = 100_000_000
 
 
-def resolve_model(config: ModelConfig, cache: Path | None = None, progress: Progress | None = None) -> ModelRef:
+def resolve_model(
+    config: ModelConfig, cache: Path | None = None, progress: Progress | None = None, *, template: str | None = None
+) -> ModelRef:
     """The directory of `config`'s model: made (`tiny`), given, or fetched from the hub.
 
     cache: where the small model and the hashes of large files are kept; the user's cache directory by default.
@@ -40,12 +42,15 @@ def resolve_model(config: ModelConfig, cache: Path | None = None, progress: Prog
             return ensure_tiny(config, cache, progress)
         case PretrainedModelConfig():
             directory = _local_directory(config)
-            check_directory(directory)
+            check_directory(directory, template=template)
             return ModelRef(path=directory, fingerprint=fingerprint_directory(directory, cache=cache))
 
 
-def check_directory(directory: Path) -> None:
-    """Raise `ModelError` unless `directory` holds a usable causal language model."""
+def check_directory(directory: Path, *, template: str | None = None) -> None:
+    """Raise `ModelError` unless `directory` holds a usable causal language model.
+
+    It needs a chat template of its own unless the agent names one (`agent.template`).
+    """
     config = _read_object(directory, "config.json", "it is no Hugging Face model directory")
     if not config.get("model_type"):
         raise ModelError(
@@ -57,7 +62,7 @@ def check_directory(directory: Path) -> None:
             f"{directory} has no tokenizer (tokenizer.json); copy the files of its tokenizer there, "
             "or save it with `tokenizer.save_pretrained`"
         )
-    if not _has_chat_template(directory):
+    if template is None and not _has_chat_template(directory):
         raise ModelError(
             f"{directory} has no chat template (chat_template.jinja, or `chat_template` in tokenizer_config.json), so "
             "an agent cannot talk to it; take the instruction-tuned variant of the model, or add a template"

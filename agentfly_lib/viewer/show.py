@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentfly_lib.chat import ChatFormat
+from agentfly_lib.configs import load_config
 from agentfly_lib.errors import AgentFlyError, UserError
 from agentfly_lib.refs import ModelRef
 from agentfly_lib.store.atomic import read_json
@@ -61,7 +62,7 @@ def _groups(directory: RunDirectory, number: int, console: Console) -> list[Traj
 def _chat(directory: RunDirectory, console: Console) -> ChatFormat | None:
     try:
         model = ModelRef.model_validate(read_json(directory.model_file))
-        return ChatFormat.from_pretrained(model.path)
+        return ChatFormat.from_pretrained(model.path, template=load_config(directory.config_file).agent.template)
     except AgentFlyError as error:
         console.print(f"tokens are not shown: {error}", style="yellow", highlight=False)
         return None

@@ -122,3 +122,22 @@ def test_an_override_without_key_or_value_is_refused(recipe: Path, override: str
 
 def test_an_override_through_a_value_is_refused(recipe: Path) -> None:
     assert "run.name is the value 'x', not a table" in refusal(recipe, "run.name.first=a")
+
+
+def test_the_deployed_demo_is_the_recipe() -> None:
+    import yaml
+
+    registry = yaml.safe_load((RECIPES.parent / "prefect.yaml").read_text())
+    (demo,) = [entry for entry in registry["deployments"] if entry["name"] == "demo"]
+    deployed = RunConfig.model_validate(demo["parameters"]["config"])
+    assert [key.split(":")[0] for key in differing_keys(load_config(RECIPES / "demo.toml"), deployed)] == ["run.name"]
+
+
+def test_a_bound_can_be_switched_off_and_survives_a_round_trip(recipe: Path) -> None:
+    config = load_config(recipe, ["algorithm.clip.dual=none"])
+    assert config.algorithm.clip.dual == "none"
+    assert RunConfig.model_validate(tomllib.loads(config_toml(config))) == config
+
+
+def test_secrets_do_not_belong_into_a_config(recipe: Path) -> None:
+    assert "MLFLOW_TRACKING_PASSWORD" in refusal(recipe, "tracking.uri=https://me:secret@host/")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 
 import psutil
 import pytest
 
-from agentfly_lib.configs import RewardConfig
 from agentfly_lib.evaluation.report import read_report
-from agentfly_lib.rewards import reward
-from agentfly_lib.rewards.stage import score_step
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.scored import load_scored_groups
-from agentfly_lib.types import Outcome, Trajectory
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
@@ -152,26 +148,15 @@ def test_a_checkpoint_is_evaluated_on_its_own(ci_run, agentfly, root: Path) -> N
     assert alone.reward.mean == pytest.approx(within.reward.mean, abs=0.05)
 
 
-@reward(inline=True)
-def short_answer(trajectory: Trajectory) -> float:
-    """Another reward than the run's."""
-    return float(trajectory.num_sampled < 20)
-
-
-async def test_rescoring_regenerates_nothing(ci_run, tmp_path: Path) -> None:
-    import shutil
-
+def test_another_reward_regenerates_nothing(ci_run, agentfly, tmp_path: Path) -> None:
     copy = tmp_path / "ci"
     shutil.copytree(ci_run.directory, copy)
     step = RunDirectory(copy).step(1)
     rollouts = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in step.rollouts.iterdir()}
-    async with asyncio.timeout(60):
-        scored = await score_step(step, short_answer, config=RewardConfig(name="short_answer"), follow_seconds=10)
-    assert sum(scored.manifest.counts.values()) == 64
-    assert scored.manifest.counts[Outcome.DROPPED] == 0
-    rewards = {
-        trajectory.id: trajectory.reward for group in load_scored_groups(step) for trajectory in group.trajectories
-    }
-    lengths = {trajectory.id: trajectory.num_sampled for group in scored.groups for trajectory in group.trajectories}
-    assert rewards == {identity: float(length < 20) for identity, length in lengths.items()}
+    done = agentfly("score", copy, "--reward", "tests.flows.other_reward:short_answer")
+    assert done.status == 0, done.errors[-3000:]
+    trajectories = [each for group in load_scored_groups(step) for each in group.trajectories]
+    assert [each.reward for each in trajectories] == [float(each.num_sampled < 20) for each in trajectories]
+    assert f"step 1: mean {sum(each.reward for each in trajectories) / 64:.4f} of 64" in done.output
     assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in step.rollouts.iterdir()} == rollouts
+    assert (step.path / "scores-math_equal").is_dir()
