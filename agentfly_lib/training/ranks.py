@@ -24,10 +24,12 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from agentfly_lib.cluster import gpu_count
 from agentfly_lib.configs import LearnerConfig, RunConfig
 from agentfly_lib.errors import AgentFlyError, LearnerError
 from agentfly_lib.refs import CheckpointRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.training.identity import learner_fingerprint, process_environment
+from agentfly_lib.training.placement import rank_gpus
 
 __all__ = ["Canary", "Learner", "LearnerActor", "LearnerStatus", "ensure_learner"]
 
@@ -39,8 +41,6 @@ PING_SECONDS = 30.0
 """An idle rank answers in milliseconds; one that does not within this time is replaced."""
 GRACE_SECONDS = 5.0
 """After the first failure, how long to look for the failure behind it (a dead rank makes the others fail too)."""
-GPU_SHARE = 0.5
-"""Of its GPU that a rank claims from Ray: an engine may share it (`inference.gpu_memory_fraction`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +189,8 @@ async def ensure_learner(
 
     Running ranks fit if they answer, agree, were set up for the same algorithm, optimizer and learner, and are not
     behind the checkpoint. New ones start from the checkpoint, or from the model if there is none.
-    Raises `LearnerError` if they cannot be started within `learner.start_timeout_seconds`, `ModelError` or `ShardError`
-    if model or checkpoint cannot be used.
+    Raises `LearnerError` if they cannot be started within `learner.start_timeout_seconds`, `ConfigError` if there are
+    too few GPUs, `ModelError` or `ShardError` if model or checkpoint cannot be used.
     """
     names = tuple(f"{run_name}-learner-{rank}" for rank in range(config.learner.ranks))
     fingerprint = learner_fingerprint(config, model.path)
@@ -205,7 +205,7 @@ async def ensure_learner(
         await _until_gone(list(present), namespace)
 
     deadline = time.monotonic() + config.learner.start_timeout_seconds
-    handles = {name: _start(name, namespace, config.learner, fingerprint) for name in names}
+    handles = {name: _start(name, namespace, config, fingerprint) for name in names}
     first = {names[0]: handles[names[0]]}
     try:
         meeting_point = (await _call_all(first, "meeting_point", (), deadline - time.monotonic()))[0]
@@ -222,14 +222,14 @@ async def ensure_learner(
     return LearnerRef(names=names, namespace=namespace, policy_version=versions[0])
 
 
-def _start(name: str, namespace: str, learner: LearnerConfig, fingerprint: str) -> Any:
-    gpus = ray.cluster_resources().get("GPU", 0)
-    device = learner.device if learner.device != "auto" else ("cuda" if gpus else "cpu")
+def _start(name: str, namespace: str, config: RunConfig, fingerprint: str) -> Any:
+    learner, gpus = config.learner, rank_gpus(config, gpu_count())
+    device = "cuda" if gpus else "cpu"
     options = {
         "name": name,
         "namespace": namespace,
         "num_cpus": learner.threads if device == "cpu" else 1,
-        "num_gpus": 0 if device == "cpu" else GPU_SHARE,
+        "num_gpus": gpus,
         "lifetime": "detached",  # held by name alone: without it Ray ends an actor with its last handle
         "max_restarts": 0,
         "runtime_env": {"env_vars": process_environment(device=device, threads=learner.threads)},
