@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import orchestration, overhead
+from benchmarks import demo, orchestration, overhead
 
 if __name__ == "__main__":
-    results = [benchmark.main() for benchmark in (orchestration, overhead)]
+    results = [benchmark.main() for benchmark in (orchestration, overhead, demo)]
     sys.exit(0 if all(results) else 1)
