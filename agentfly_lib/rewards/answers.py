@@ -25,9 +25,10 @@ _ANSWER_IS = re.compile(r"answer\s*(?:is|:)[ \t:]*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.(?=\s|$)")
 _FRACTION = re.compile(r"(\d*)\s*\\[dt]?frac\s*\{\s*([+-]?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}")
 _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}")
-_NOISE = re.compile(r"\\[!,;: ]|\\left|\\right|\\[$%]|[$%€£°~]|\^\s*\{?\s*\\circ\s*\}?")
+_NOISE = re.compile(r"\\[!,;: ]|\\left|\\right|\\[$%]|[$%€£°~]|\^\s*(?:\{\s*)?\\circ\s*\}?")
 _NAME = re.compile(r"^\s*[A-Za-z]\w{0,20}\s*=\s*")
 _UNIT = re.compile(r"(?<=[\d.])\s*(?:[A-Za-z][A-Za-z\s./-]*)$")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MATHS = re.compile(r"[\\^{}]|_\d")
 
 
@@ -96,17 +97,24 @@ def equal_answers(given: str | None, reference: str) -> bool | None:
 
 def _last_boxed(text: str) -> str | None:
     """Content of the last box that is closed."""
-    end = len(text)
-    while (start := max(text.rfind("\\boxed", 0, end), text.rfind("\\fbox", 0, end))) >= 0:
-        opening = text.find("{", start)
-        if opening >= 0 and not text[start:opening].lstrip("\\").strip().removeprefix("boxed").removeprefix("fbox"):
-            depth = 0
-            for position in range(opening, len(text)):
-                depth += {"{": 1, "}": -1}.get(text[position], 0)
-                if depth == 0:
-                    return text[opening + 1 : position].strip()
-        end = start
+    closing = _closing_braces(text)
+    for box in reversed(list(_BOX.finditer(text))):
+        end = closing.get(box.end() - 1)
+        if end is not None:
+            return text[box.end() : end].strip()
     return None
+
+
+def _closing_braces(text: str) -> dict[int, int]:
+    """Where each opening brace that is closed is closed: in one pass, however many boxes a response opens."""
+    opened: list[int] = []
+    closing: dict[int, int] = {}
+    for brace in re.finditer("[{}]", text):
+        if brace.group() == "{":
+            opened.append(brace.start())
+        elif opened:
+            closing[opened.pop()] = brace.start()
+    return closing
 
 
 def _fraction(text: str) -> Fraction | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentfly_lib.rewards.pool import CallFailed, CallTimedOut, NotImportable, shared_pool
 from agentfly_lib.rewards.reward import Reward
+from agentfly_lib.rewards.worker import describe
 from agentfly_lib.tools.bounded import TimedOut, call_in_thread, run_bounded
 
 __all__ = ["CallFailed", "CallTimedOut", "call_in_worker", "call_reward"]
@@ -29,8 +30,8 @@ async def call_reward(reward: Reward, keywords: Mapping[str, Any], *, seconds: f
     if reward.inline:
         try:
             value = reward.function(**keywords)
-        except Exception as error:
-            raise CallFailed(f"{type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise CallFailed(describe(error)) from error
         return await _on_loop(value, seconds) if inspect.isawaitable(value) else value
     target = import_path(reward)
     if target is not None:
@@ -71,7 +72,7 @@ async def _on_loop(awaitable: Any, seconds: float) -> Any:
         raise error
     if isinstance(error, TimedOut):
         raise CallTimedOut(f"did not return within {seconds:g} s") from error
-    raise CallFailed(f"{type(error).__name__}: {error}") from error
+    raise CallFailed(describe(error)) from error
 
 
 @functools.cache

@@ -156,7 +156,13 @@ class Reward:
                 f"reward {self.name!r}: {what} is a {type(value).__name__}, expected a number, a bool, "
                 "a dict with 'reward', or None"
             )
-        number = float(value)
+        try:
+            number = float(value)
+        except Exception as error:  # foreign number types raise what they like
+            raise RewardError(
+                f"reward {self.name!r}: {what} is a {type(value).__name__} that cannot be made a float "
+                f"({type(error).__name__})"
+            ) from error
         if not math.isfinite(number):
             raise RewardError(f"reward {self.name!r}: {what} is {number}, and a reward must be finite")
         return number

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["describe", "main"]
 
 _GRACE_SECONDS = 5.0
 
@@ -25,12 +25,24 @@ def main(descriptor: int) -> None:
     connection = Connection(descriptor)
     connection.send(("ready",))
     functions: dict[str, Callable[..., Any]] = {}
+    process = os.getpid()
     while True:
         try:
             message = connection.recv()
         except (EOFError, OSError):
             return
-        connection.send(_answer(message, functions))
+        answer = _answer(message, functions)
+        if os.getpid() != process:
+            os._exit(0)  # The reward forked and returned twice: a second answer would be taken for the next call's.
+        connection.send(answer)
+
+
+def describe(error: BaseException) -> str:
+    """What foreign code raised, in words; also where its text cannot be made."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  its own `__str__` raises
+        return type(error).__name__
 
 
 def _answer(message: tuple[Any, ...], functions: dict[str, Callable[..., Any]]) -> tuple[str, Any]:
@@ -44,7 +56,7 @@ def _answer(message: tuple[Any, ...], functions: dict[str, Callable[..., Any]]) 
     except _Missing as error:
         return "missing", str(error)
     except BaseException as error:  # noqa: BLE001  a reward may raise anything, and the worker goes on
-        return "error", f"{type(error).__name__}: {error}"
+        return "error", describe(error)
 
 
 class _Missing(Exception):

@@ -70,6 +70,20 @@ REWARDS = """
 
     @reward
     def raises(prediction): raise ValueError("bad")
+
+    class Unspeakable(Exception):
+        def __str__(self): raise ValueError("no text")
+
+    @reward
+    def unspeakable(prediction): raise Unspeakable
+
+    @reward
+    async def unspeakable_async(prediction): raise Unspeakable
+
+    @reward
+    def forks(prediction):
+        os.fork()
+        return float(prediction)
 """
 
 

@@ -6,6 +6,7 @@ import json
 import os
 from fractions import Fraction
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,7 @@ from agentfly_lib.rewards.symbolic import symbolic_equal
         ("\\boxed{}", ""),
         ("\\boxed{3} and then \\boxed{12", "3"),
         ("cut: \\boxed{12", None),
+        ("\\boxed{3}} and \\boxed{\\boxed{4} {", "4"),
         ("work 3 * 4\n#### 12", "12"),
         ("#### 1,000\nmore", "1,000"),
         ("The answer is 12.", "12"),
@@ -165,6 +167,19 @@ def test_any_text_can_be_read(text, other):
 )
 def test_symbolic(given, reference, equal):
     assert symbolic_equal(given, reference) is equal
+
+
+@pytest.mark.parametrize("text", ["\\boxed{" * 20_000, "\\boxed{" * 20_000 + "}" * 20_000, "\\boxed " * 20_000 + "{"])
+def test_a_response_that_repeats_itself_is_read_in_one_pass(text):
+    started = perf_counter()
+    extract_answer(text)
+    assert perf_counter() - started < 2  # a pass for each box would take minutes
+
+
+def test_a_reference_that_is_mostly_space_is_compared_in_one_pass():
+    started = perf_counter()
+    assert equal_answers("x", "^" + " " * 200_000 + "x") is None
+    assert perf_counter() - started < 2
 
 
 DATA = Path(os.environ.get("AGENTFLY_TEST_DATA") or Path(__file__).parents[3] / "shared" / "data") / "gsm8k"

@@ -138,6 +138,11 @@ class TestResults:
         with pytest.raises(RewardError, match="reward 'r'"):
             self.made.read(value)
 
+    @pytest.mark.parametrize("value", [10**400, {"reward": 1, "part": 10**400}, np.datetime64("2026-01-01")])
+    def test_what_is_no_float_is_refused_by_name(self, value):
+        with pytest.raises(RewardError, match=r"reward 'r': its .* cannot be made a float"):
+            self.made.read(value)
+
     @pytest.mark.parametrize("value", ["1.0", [1], (1, 2), {"score": 1}, {"reward": "1"}, 1j, object(), np.ones(2)])
     def test_anything_else_is_refused_by_name(self, value):
         with pytest.raises(RewardError, match="reward 'r'"):

@@ -187,11 +187,26 @@ class TestWorkers:
 
     @pytest.mark.parametrize(
         ("name", "reason"),
-        [("exits", "SystemExit: 7"), ("leaves", "exit code 7"), ("raises", "ValueError: bad")],
+        [
+            ("exits", "SystemExit: 7"),
+            ("leaves", "exit code 7"),
+            ("raises", "ValueError: bad"),
+            ("unspeakable", "failed: Unspeakable"),
+            ("unspeakable_async", "failed: Unspeakable"),
+        ],
     )
     async def test_the_reason_is_told(self, odd_rewards, make_group, name, reason):
         (dropped,) = await score(getattr(odd_rewards, name), make_group("4"))
         assert reason in (dropped.error or "")
+
+    async def test_one_that_forks_answers_once(self, odd_rewards, make_group):
+        group = make_group(*map(str, range(12)))
+        scores = await score(odd_rewards.forks, group, max_concurrency=1)
+        assert [s.reward for s in scores] == [float(chain) for chain in range(12)]
+
+    async def test_one_that_exits_on_the_loop_costs_its_own_trajectory(self, make_group):
+        (dropped,) = await score(reward(name="r", inline=True)(lambda: sys.exit(7)), make_group("4"))
+        assert dropped.error == "reward 'r' failed: SystemExit: 7"
 
     async def test_prints_do_not_disturb(self, odd_rewards, make_group, capfd):
         assert outcomes(await score(odd_rewards.prints, make_group("4"))) == [(Outcome.SCORED, 1.0)]
