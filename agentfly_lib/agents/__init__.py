@@ -1,4 +1,4 @@
-"""Agents: the value that chains run on, and `HFAgent` for use on its own. Loads no engine."""
+"""Agents: a model with its prompt, tools, reward and limits, one kind per file. Loads no engine."""
 
 from agentfly_lib.agents.agent import Agent
 from agentfly_lib.agents.build import build_agent

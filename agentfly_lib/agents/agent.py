@@ -1,57 +1,156 @@
-"""An agent as a value: its format, prompt, tools, reward and limits. What runs it lives in `rollout`.
+"""An agent: a model, its prompt, tools, reward, format and limits. Useful alone, and the same value in a training run.
 
-Nothing in it changes; any number of chains share one agent.
+    agent = HFAgent("Qwen/Qwen2.5-3B-Instruct", tools=[calculator], reward_fn="math_equal")
+    result = await agent.run({"question": "What is 1 + 1?", "answer": "2"}, num_chains=4)
+    result.trajectories, result.rewards
+
+A kind of agent is a subclass that says two things: how the first prompt is built (`build_messages`) and how a reply is
+taken apart (`parse`). Nothing else of an agent ever changes after it is made; any number of chains share one. Its
+engine starts at the first run, and is the only thing to close.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
-from agentfly_lib.chat import ChatFormat, HermesParser, MalformedCall, ParsedReply, ToolCall
-from agentfly_lib.configs.agent import CompactionConfig, NoCompactionConfig
+from agentfly_lib.agents.blocking import run_blocking
+from agentfly_lib.agents.generation import GenerationConfig
+from agentfly_lib.agents.host import EngineHost
+from agentfly_lib.agents.inputs import to_problems
+from agentfly_lib.agents.result import RunResult
+from agentfly_lib.agents.running import AgentRun
+from agentfly_lib.agents.streaming import AgentEvent, stream_events
+from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, ToolCall
+from agentfly_lib.configs.agent import AgentSettings, CompactionConfig, NoCompactionConfig
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.inference import Generate
 from agentfly_lib.rewards.registry import get_reward
-from agentfly_lib.rewards.reward import Reward
+from agentfly_lib.rewards.reward import Reward, reward
 from agentfly_lib.rollout.agent import tool_messages
 from agentfly_lib.tools import Tool, ToolResult, get_tool
-from agentfly_lib.types import Message, Problem
+from agentfly_lib.types import Message, Problem, Trajectory
 
-__all__ = ["Agent", "as_reward", "as_tools"]
+__all__ = ["Agent", "as_reward", "as_tools", "unscored"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Agent:
-    """What a chain needs of an agent (`rollout.ChainAgent`), and the reward that scores it."""
+@reward(inline=True)
+def unscored() -> None:
+    """Stands where no reward was given."""
 
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class Agent(ABC):
+    """What a chain needs of an agent (`rollout.ChainAgent`), the reward that scores it, and an engine to try it."""
+
+    default_tools: ClassVar[tuple[str, ...]] = ()
+    """Names of the tools of an agent that is given none."""
+
+    model_name_or_path: str | Path
     chat: ChatFormat
     tools: Mapping[str, Tool]
     """By name, in the order in which the prompt lists them."""
     reward: Reward
-    parser: HermesParser = field(default_factory=HermesParser)
-    system_prompt: str | None = None
-    max_turns: int = 3
+    system_prompt: str | None
+    max_turns: int
     """Turns that the policy may take."""
-    tool_timeout_seconds: float = 30.0
+    tool_timeout_seconds: float
     """Limit of a call whose tool sets none of its own."""
-    max_tool_chars: int = 4096
+    max_tool_chars: int
     """Longest observation of a tool that sets no limit of its own."""
-    compaction: CompactionConfig = field(default_factory=NoCompactionConfig)
+    compaction: CompactionConfig
+    """What happens when the context is nearly full."""
+    reward_timeout_seconds: float
+    chain_timeout_seconds: float
+    max_concurrency: int
+    """Chains at the same time, and rewards, where a run does not say."""
+    _host: EngineHost
+
+    def __init__(
+        self,
+        model_name_or_path: str | Path,
+        tools: Iterable[Tool | str] | None = None,
+        *,
+        reward_fn: Reward | str | None = None,
+        template: str | None = None,
+        system_prompt: str | None = None,
+        backend_config: Mapping[str, Any] | None = None,
+        backend: Generate | str | None = None,
+        max_turns: int = 3,
+        tool_timeout_seconds: float = 30.0,
+        max_tool_chars: int = 4096,
+        compaction: CompactionConfig | None = None,
+        reward_timeout_seconds: float = 30.0,
+        chain_timeout_seconds: float = 600.0,
+        max_concurrency: int = 128,
+    ) -> None:
+        """Loads the tokenizer; the engine starts at the first run.
+
+        tools, reward_fn: objects made by `@tool` and `@reward`, or their names.
+        template: see `chat.templates`; unset means the model's own.
+        backend_config: `{"backend": "async_vllm", ...}` with the backend's settings and `context_length`.
+        backend: an engine of your own (anything that satisfies `inference.Generate`), or a backend's name.
+        compaction: `SlidingWindowConfig()` or `SummaryConfig()`; unset ends a trajectory whose context is full.
+
+        Raises `ConfigError` for a name or setting that cannot be, `ModelError` for a model that cannot be used.
+        """
+        checked_tools = as_tools(self.default_tools if tools is None else tools)
+        checked_reward = unscored if reward_fn is None else as_reward(reward_fn)
+        _check_limits(
+            max_turns=max_turns,
+            tool_timeout_seconds=tool_timeout_seconds,
+            max_tool_chars=max_tool_chars,
+            reward_timeout_seconds=reward_timeout_seconds,
+            chain_timeout_seconds=chain_timeout_seconds,
+            max_concurrency=max_concurrency,
+        )
+        chat = ChatFormat.from_pretrained(model_name_or_path, template=template)
+        host = EngineHost.open(backend, backend_config or {}, model=model_name_or_path, chat=chat)
+        self._freeze(
+            model_name_or_path=model_name_or_path,
+            chat=chat,
+            tools=checked_tools,
+            reward=checked_reward,
+            system_prompt=system_prompt,
+            max_turns=max_turns,
+            tool_timeout_seconds=tool_timeout_seconds,
+            max_tool_chars=max_tool_chars,
+            compaction=compaction or NoCompactionConfig(),
+            reward_timeout_seconds=reward_timeout_seconds,
+            chain_timeout_seconds=chain_timeout_seconds,
+            max_concurrency=max_concurrency,
+            _host=host,
+        )
+
+    @classmethod
+    def from_config(cls, config: AgentSettings, model_name_or_path: str | Path, **options: Any) -> Self:
+        """The agent of a recipe's `[agent]` table; `options` are arguments of the class that the table has not."""
+        settings: dict[str, Any] = {
+            "tools": config.tools,
+            "reward_fn": config.reward.name,
+            "template": config.template,
+            "system_prompt": config.system_prompt,
+            "max_turns": config.max_turns,
+            "tool_timeout_seconds": config.tool_timeout_seconds,
+            "max_tool_chars": config.max_tool_chars,
+            "compaction": config.compaction,
+            "reward_timeout_seconds": config.reward.timeout_seconds,
+        }
+        return cls(model_name_or_path, **(settings | options))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.model_name_or_path)!r}, tools=[{', '.join(self.tools)}])"
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """Tool schemas as the chat template takes them."""
+        """Tool schemas that the chat template writes into the prompt."""
         return [tool.schema for tool in self.tools.values()]
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash over all that decides what a problem's prompt is: format, system prompt, tool schemas."""
-        text = json.dumps([self.chat.fingerprint, self.system_prompt, self.schemas], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def build_messages(self, problem: Problem) -> list[Message]:
         """The first prompt's conversation. A problem that begins with a system message keeps its own."""
@@ -60,13 +159,126 @@ class Agent:
             return messages
         return [{"role": "system", "content": self.system_prompt}, *messages]
 
+    @abstractmethod
     def parse(self, text: str, truncated: bool) -> ParsedReply:
-        """Takes a reply apart; `truncated` if a limit cut it."""
-        return self.parser.parse(text, truncated=truncated)
+        """Takes a reply apart; `truncated` if a limit cut it. A reply without calls is the final one."""
 
     def observe(self, calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult]) -> list[Message]:
-        """What comes back to the policy."""
+        """What comes back to the policy after its calls: a message of the role `tool` for each."""
         return tool_messages(calls, results)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash over all that decides what a problem's prompt is: format, kind of agent, system prompt, tools."""
+        tools = [tool.schema for tool in self.tools.values()]
+        parts = [self.chat.fingerprint, *_sources(type(self)), self.system_prompt, tools]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Of the last run; empty before the first."""
+        return self._host.last.trajectories if self._host.last else []
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """Of the last run, one per trajectory; None where it was not or could not be scored."""
+        return self._host.last.rewards if self._host.last else []
+
+    async def run(
+        self,
+        messages: Any,
+        max_turns: int | None = None,
+        num_chains: int = 1,
+        generation_config: Mapping[str, Any] | None = None,
+        *,
+        max_concurrent_chains: int | None = None,
+    ) -> RunResult:
+        """Lets the agent work on each conversation `num_chains` times, and scores what came of it.
+
+        messages: one conversation, a question, a row with `messages` or `question` and columns for tools and rewards,
+            or a list of these.
+        max_turns, max_concurrent_chains: for this run, in place of the agent's own.
+        generation_config: `max_tokens` (of a turn), `temperature`, `top_p`, `top_k`, `min_p`, `seed`.
+
+        A chain that breaks is a trajectory with `failure` set. Raises `DataError` or `ConfigError` before anything is
+        generated, and `EngineError` if the engine is gone.
+        """
+        run = self._prepare(messages, max_turns, num_chains, generation_config, max_concurrent_chains)
+        self._host.last = await run.start()
+        return self._host.last
+
+    def run_sync(self, messages: Any, **options: Any) -> RunResult:
+        """`run`, for scripts and for notebooks, whose event loop is running already."""
+        return run_blocking(lambda: self.run(messages, **options))
+
+    async def stream(
+        self,
+        messages: Any,
+        max_turns: int | None = None,
+        num_chains: int = 1,
+        generation_config: Mapping[str, Any] | None = None,
+        *,
+        max_concurrent_chains: int | None = None,
+    ) -> AsyncGenerator[AgentEvent, None]:
+        """`run`, told while it happens: see `rollout.events`; the last event, `RunEnded`, holds the scored result.
+
+        Leaving the loop early ends the run once the generator is closed (`contextlib.aclosing` does it at once). If
+        the run cannot go on, its events are closed, and then the error is raised.
+        """
+        run = self._prepare(messages, max_turns, num_chains, generation_config, max_concurrent_chains)
+
+        async def start(tell: Any) -> RunResult:
+            self._host.last = await run.start(on_event=tell)
+            return self._host.last
+
+        events = stream_events(start)
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+
+    async def close(self) -> None:
+        """Ends the engine, if this agent started it."""
+        await self._host.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _prepare(
+        self,
+        messages: Any,
+        max_turns: int | None,
+        num_chains: int,
+        generation_config: Mapping[str, Any] | None,
+        max_concurrent_chains: int | None,
+    ) -> AgentRun:
+        max_turns = self.max_turns if max_turns is None else max_turns
+        concurrency = self.max_concurrency if max_concurrent_chains is None else max_concurrent_chains
+        _check_limits(max_turns=max_turns, num_chains=num_chains, max_concurrent_chains=concurrency)
+        problems = to_problems(messages)
+        for problem in problems:
+            self.reward.check_columns(problem.columns)
+        return AgentRun(
+            agent=self,
+            reward=None if self.reward is unscored else self.reward,
+            engine=self._host.engine,
+            problems=problems,
+            num_chains=num_chains,
+            generation=GenerationConfig.read(generation_config),
+            max_turns=max_turns,
+            context_length=self._host.context_length,
+            chain_timeout_seconds=self.chain_timeout_seconds,
+            reward_timeout_seconds=self.reward_timeout_seconds,
+            max_concurrency=concurrency,
+        )
+
+    def _freeze(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
 
 def as_tools(tools: Iterable[Tool | str]) -> dict[str, Tool]:
@@ -93,3 +305,25 @@ def as_reward(reward: Reward | str) -> Reward:
         label = getattr(reward, "__name__", repr(reward))
         raise ConfigError(f"{label} is a {type(reward).__name__}, not a reward; put @reward on it, or give a name")
     return found
+
+
+def _check_limits(**limits: float) -> None:
+    for name, value in limits.items():
+        if name.endswith("_seconds"):
+            if not value > 0:
+                raise ConfigError(f"{name}={value} must be more than 0")
+        elif value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1")
+
+
+def _sources(kind: type[Agent]) -> list[str]:
+    """What makes a kind of agent another one: the names and, where there is a file, the texts of its classes."""
+    import inspect
+
+    sources = []
+    for base in kind.__mro__[: kind.__mro__.index(Agent)]:
+        try:
+            sources.append(inspect.getsource(base))
+        except (OSError, TypeError):  # defined in a notebook or a shell
+            sources.append(f"{base.__module__}:{base.__qualname__}")
+    return sources

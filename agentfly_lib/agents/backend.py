@@ -1,8 +1,8 @@
 """The engine behind an agent that is used on its own, outside a training run.
 
-`backend_config` names it: `async_vllm` (vLLM in this process), or `scripted` (written replies, for tests and demos). An
-engine starts at the first request. It lives on an event loop of its own, so that an agent may be used from one
-`asyncio.run` after another.
+`backend_config` names it: `async_vllm` (vLLM in this process), `transformers` (any machine, any model), `openai` (a
+server that speaks OpenAI's protocol), or `scripted` (written replies, for tests and demos). An engine starts at the
+first request, and serves an agent that is used from one `asyncio.run` after another.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from agentfly_lib.chat import ChatFormat
-from agentfly_lib.configs.inference import InferenceConfig
+from agentfly_lib.configs.base import Config
+from agentfly_lib.configs.inference import InferenceConfig, OpenAIConfig, TransformersConfig
 from agentfly_lib.errors import ConfigError, ModelError
 from agentfly_lib.inference import Generate, Generation, GenerationRequest, ScriptedGenerate
+from agentfly_lib.inference.openai import OpenAIEngine
+from agentfly_lib.inference.transformers import TransformersEngine
 
 __all__ = ["HostedVllm", "open_backend"]
 
 DEFAULT_CONTEXT_LENGTH = 4096
-_VLLM_NAMES = ("async_vllm", "vllm")
+_NAMES = ("async_vllm", "vllm", "transformers", "openai", "scripted")
 _ALIASES = {
     "gpu_memory_utilization": "gpu_memory_fraction",
     "max_model_len": "context_length",
@@ -35,6 +38,7 @@ _ALIASES = {
 """vLLM's own words for our settings."""
 
 Result = TypeVar("Result")
+Settings = TypeVar("Settings", bound=Config)
 
 
 def open_backend(config: Mapping[str, Any], *, model: str | Path, chat: ChatFormat) -> tuple[Generate, int]:
@@ -45,23 +49,40 @@ def open_backend(config: Mapping[str, Any], *, model: str | Path, chat: ChatForm
     context_length = options.pop("context_length", DEFAULT_CONTEXT_LENGTH)
     if not isinstance(context_length, int) or context_length < 2:
         raise ConfigError(f"backend_config: context_length = {context_length!r} must be a number of tokens")
-    if name == "scripted":
-        script = options.pop("script", None)
-        if script is None or options:
-            raise ConfigError("backend_config of the scripted backend has the keys 'script' and 'context_length' only")
-        return ScriptedGenerate(script, format=chat), context_length
-    if name not in _VLLM_NAMES:
-        raise ConfigError(f"unknown backend {name!r}; there are: {', '.join((*_VLLM_NAMES, 'scripted'))}")
-    for key in options.keys() - InferenceConfig.model_fields.keys():
-        near = difflib.get_close_matches(key, InferenceConfig.model_fields, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(InferenceConfig.model_fields)}"
+    match name:
+        case "scripted":
+            script = options.pop("script", None)
+            if script is None or options:
+                raise ConfigError(
+                    "backend_config of the scripted backend has the keys 'script' and 'context_length' only"
+                )
+            return ScriptedGenerate(script, format=chat), context_length
+        case "transformers":
+            settings = _settings(TransformersConfig, options)
+            return TransformersEngine(model, settings, context_length=context_length), context_length
+        case "openai":
+            stop_texts = [chat.decode([stop], end_of_turn=True) for stop in chat.stop_token_ids]
+            settings = _settings(OpenAIConfig, options)
+            return OpenAIEngine(settings, model=str(model), format=chat, stop_texts=stop_texts), context_length
+        case "async_vllm" | "vllm":
+            settings = _settings(InferenceConfig, options)
+            return HostedVllm(settings, model=model, context_length=context_length), context_length
+    near = difflib.get_close_matches(str(name), _NAMES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(_NAMES)}"
+    raise ConfigError(f"unknown backend {name!r}: {hint}")
+
+
+def _settings(config: type[Settings], options: Mapping[str, Any]) -> Settings:
+    """Raises `ConfigError` naming the key, and the nearest one that there is."""
+    for key in options.keys() - config.model_fields.keys():
+        near = difflib.get_close_matches(key, config.model_fields, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(config.model_fields)}"
         raise ConfigError(f"backend_config has the unknown key {key!r}: {hint}")
     try:
-        inference = InferenceConfig.model_validate(options)
+        return config.model_validate(dict(options))
     except ValidationError as error:
         fault = error.errors()[0]
         raise ConfigError(f"backend_config: {fault['loc'][0]} = {fault['input']!r}: {fault['msg']}") from error
-    return HostedVllm(inference, model=model, context_length=context_length), context_length
 
 
 class HostedVllm:

@@ -77,20 +77,20 @@ class TestChains:
                 await barrier.wait()
 
         made = agent(model_path)
-        engine = ScriptedGenerate(SCRIPT, format=made.agent.chat, delay=all_here)
+        engine = ScriptedGenerate(SCRIPT, format=made.chat, delay=all_here)
         made = HFAgent(model_path, tools=[calculator], backend=engine)
         assert len((await made.run(MESSAGES, num_chains=4)).trajectories) == 4
         assert engine.max_in_flight == 4
 
     async def test_no_more_than_allowed(self, model_path):
-        chat = agent(model_path).agent.chat
+        chat = agent(model_path).chat
         engine = ScriptedGenerate(SCRIPT, format=chat)
         made = HFAgent(model_path, tools=[calculator], backend=engine, max_concurrency=2)
         await made.run(MESSAGES, num_chains=6)
         assert engine.max_in_flight <= 2
 
     async def test_every_chain_has_seeds_of_its_own_and_a_run_can_be_repeated(self, model_path):
-        chat = agent(model_path).agent.chat
+        chat = agent(model_path).chat
         seeds = []
         for seed in (1, 1, 2):
             engine = ScriptedGenerate(SCRIPT, format=chat)
@@ -246,7 +246,7 @@ class TestConstruction:
         assert names[:6] == ["model_name_or_path", "tools", "reward_fn", "template", "system_prompt", "backend_config"]
 
     def test_the_system_prompt_comes_first_unless_the_problem_has_its_own(self, model_path):
-        made = agent(model_path, system_prompt="Be brief.").agent
+        made = agent(model_path, system_prompt="Be brief.")
         user = {"role": "user", "content": "?"}
         own = {"role": "system", "content": "Own."}
         assert made.build_messages(Problem(id="p", messages=(user,))) == [
@@ -255,7 +255,7 @@ class TestConstruction:
         assert made.build_messages(Problem(id="p", messages=(own, user))) == [own, user]
 
     def test_tools_by_name(self, model_path):
-        assert agent(model_path, tools=["calculator"]).agent.tools == {"calculator": calculator}
+        assert agent(model_path, tools=["calculator"]).tools == {"calculator": calculator}
 
     @pytest.mark.parametrize(
         ("settings", "message"),

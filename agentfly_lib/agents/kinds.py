@@ -1,0 +1,32 @@
+"""Kinds of agents by the names that configs give them."""
+
+from __future__ import annotations
+
+from agentfly_lib.agents.agent import Agent
+from agentfly_lib.configs.agent import AgentConfig, CustomAgentConfig
+from agentfly_lib.errors import ConfigError
+from agentfly_lib.tools.named import find_named
+
+__all__ = ["SHIPPED_AGENTS", "agent_class"]
+
+SHIPPED_AGENTS = {
+    "hf": "agentfly_lib.agents.hf:HFAgent",
+    "react": "agentfly_lib.agents.react:ReActAgent",
+    "code": "agentfly_lib.agents.code:CodeAgent",
+    "search": "agentfly_lib.agents.search:SearchAgent",
+    "image": "agentfly_lib.agents.image:ImageAgent",
+    "gui": "agentfly_lib.agents.gui:GUIAgent",
+}
+"""From a config's `type` to where the class is defined; imported when asked for."""
+
+
+def agent_class(config: AgentConfig) -> type[Agent]:
+    """The class of a config's agent. Raises `ConfigError` if one of the user's own is not there or is none."""
+    name = config.name if isinstance(config, CustomAgentConfig) else config.type
+    found = find_named(name, SHIPPED_AGENTS, object)
+    if not (isinstance(found, type) and issubclass(found, Agent)):
+        raise ConfigError(f"agent.name = {name!r} is {found!r}, not a class derived from agentfly_lib.agents.Agent")
+    missing = sorted(found.__abstractmethods__)
+    if missing:
+        raise ConfigError(f"agent.name = {name!r}: the class does not say how to {', '.join(missing)}; define it")
+    return found
