@@ -14,7 +14,7 @@ class ToolCall:
     """One well-formed call; whether the tool exists and the arguments fit is decided where it is executed."""
 
     id: str
-    """Unique within its turn, in order of appearance: `call-0`, `call-1`, ..."""
+    """Unique within its turn, in order of appearance: `call-0`, `call-1`, ... (or as the format wants ids)."""
     name: str
     arguments: Mapping[str, Any]
 
@@ -35,6 +35,8 @@ class ParsedReply:
     """A reply taken apart."""
 
     content: str
-    """The text outside the calls, stripped."""
+    """The text outside the calls, stripped. Reasoning between `<think>` tags is part of it."""
     calls: tuple[ToolCall | MalformedCall, ...] = ()
     """In order of appearance."""
+    reasoning: str = ""
+    """What the model thought, in formats that have a channel for it; elsewhere it is in `content`."""

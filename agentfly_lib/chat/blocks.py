@@ -1,0 +1,150 @@
+"""What parsers share: a reply is text with blocks of calls in it, and each format says what a block looks like.
+
+A format is a pattern that opens a block and a function that reads one. From these come both ways of parsing: a whole
+reply (`BlockParser.parse`) and a reply as it is sampled (`chat.stream_parser`), which must agree. A block says whether
+more text could still change it (`settled`); only that makes streaming possible without guessing.
+
+Reasoning between `<think>` and `</think>` at the start of a reply is not searched: a call that a model thinks about is
+no call. Its opening tag may stand in the prompt. Reasoning that never ends hides nothing, and neither does a closing
+tag inside a call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import regex
+
+from agentfly_lib.chat.calls import MalformedCall, ParsedReply, ToolCall
+from agentfly_lib.chat.json_call import Refused
+
+__all__ = [
+    "CUT",
+    "LINE_START",
+    "REASONING_END",
+    "REASONING_START",
+    "Attempt",
+    "Block",
+    "BlockParser",
+    "CallParser",
+    "attempt",
+    "skip_space",
+]
+
+REASONING_START = "<think>"
+REASONING_END = "</think>"
+CUT = "The reply was cut by the length limit, so this tool call was not executed."
+LINE_START = r"(?:(?m:^)|(?<=</think>))[ \t]*"
+"""Pattern of where a call may begin that nothing but its own brackets opens."""
+
+
+class CallParser(Protocol):
+    """Takes replies apart. Stateless, and safe to share."""
+
+    def parse(self, text: str, *, truncated: bool) -> ParsedReply:
+        """`truncated`: the length limit cut the reply, so none of its calls may be executed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One call of a block, read or refused."""
+
+    raw: str
+    name: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    fault: str | None = None
+    """The message for the model if it cannot be executed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """What an opening opened."""
+
+    end: int
+    """Index after the block."""
+    attempts: tuple[Attempt, ...] = ()
+    reasoning: str = ""
+    settled: bool = False
+    """Whatever text may follow, this block stays as it is. False is always safe: a stream then waits for the end."""
+
+
+class BlockParser(ABC):
+    """A format's parser: a pattern and a reader."""
+
+    __slots__ = ()
+
+    opening: ClassVar[regex.Pattern[str]]
+    """Matches what begins a block."""
+    has_think_tags: ClassVar[bool] = True
+    """Whether `<think>` tags may stand before the answer."""
+
+    @abstractmethod
+    def block(self, text: str, start: int, end: int) -> Block:
+        """Reads the block whose opening is `text[start:end]`."""
+
+    @staticmethod
+    def call_id(index: int) -> str:
+        """Id of a reply's call, from 0."""
+        return f"call-{index}"
+
+    def parse(self, text: str, *, truncated: bool) -> ParsedReply:
+        """Takes a reply apart.
+
+        `truncated` says that the length limit cut the reply: none of its calls may be executed then, since the cut may
+        have changed what the model meant to do. A call that is not closed is never executed either.
+        """
+        position = self.answer_start(text)
+        outside, reasoning, attempts = [text[:position]], list[str](), list[Attempt]()
+        for start, block in self._blocks(text, position):
+            outside.append(text[position:start])
+            position = block.end
+            attempts += block.attempts
+            reasoning.append(block.reasoning)
+        outside.append(text[position:])
+        return ParsedReply(
+            content="".join(outside).strip(),
+            calls=tuple(self._call(index, each, truncated) for index, each in enumerate(attempts)),
+            reasoning="\n".join(filter(None, reasoning)),
+        )
+
+    def answer_start(self, text: str) -> int:
+        """Index after the reasoning that `text` begins with."""
+        end = text.find(REASONING_END) if self.has_think_tags else -1
+        if end < 0:
+            return 0
+        if not text.lstrip().startswith(REASONING_START):
+            call = self.opening.search(text)
+            if call is not None and call.start() < end:
+                return 0
+        return end + len(REASONING_END)
+
+    def _blocks(self, text: str, position: int) -> Iterator[tuple[int, Block]]:
+        while (found := self.opening.search(text, position)) is not None:
+            block = self.block(text, found.start(), found.end())
+            yield found.start(), block
+            position = block.end
+
+    def _call(self, index: int, each: Attempt, truncated: bool) -> ToolCall | MalformedCall:
+        call_id = self.call_id(index)
+        fault = CUT if truncated else each.fault
+        if fault is not None:
+            return MalformedCall(id=call_id, raw=each.raw, message=fault)
+        return ToolCall(id=call_id, name=each.name, arguments=each.arguments)
+
+
+def attempt(raw: str, read: Callable[[], tuple[str, Mapping[str, Any]]]) -> Attempt:
+    """What `read` gives, or its refusal."""
+    try:
+        name, arguments = read()
+    except Refused as refusal:
+        return Attempt(raw=raw, fault=str(refusal))
+    return Attempt(raw=raw, name=name, arguments=arguments)
+
+
+def skip_space(text: str, position: int) -> int:
+    """Index of the next character that is no white space."""
+    return position + len(text[position:]) - len(text[position:].lstrip())

@@ -1,0 +1,92 @@
+"""A reply parsed while it is sampled: content as soon as it is certain, the whole result at the end.
+
+    stream = StreamParser(parser)
+    for delta in deltas:
+        show(stream.push(delta))
+    rest, reply = stream.finish(truncated=False)
+
+However the text is cut into deltas, the pieces joined are `reply.content`, and `reply` is what the parser gives for the
+whole text. Markup of calls is never among them: text that could be the beginning of an opening is held back, and so is
+everything from an opening on until its block can no longer change.
+"""
+
+from __future__ import annotations
+
+from agentfly_lib.chat.blocks import REASONING_END, REASONING_START, BlockParser
+from agentfly_lib.chat.calls import ParsedReply
+
+__all__ = ["StreamParser"]
+
+
+class StreamParser:
+    """One reply. `push` returns content that has become certain, `finish` the rest and the parsed reply."""
+
+    def __init__(self, parser: BlockParser) -> None:
+        self._parser = parser
+        self._text = ""
+        self._position = 0
+        """Everything before it is given out or read as a block."""
+        self._answering = not parser.has_think_tags
+        """Whether it is known where the answer begins, so that blocks may be read."""
+        self._space = ""
+        """White space that is content only if more content follows."""
+        self._given = 0
+
+    def push(self, delta: str) -> str:
+        """Adds text; returns content that is certain now and was not returned before (possibly empty)."""
+        self._text += delta
+        outside = list[str]()
+        if not self._answering:
+            outside.append(self._before_answer())
+        if self._answering:
+            outside.append(self._answer())
+        return self._without_outer_space("".join(outside))
+
+    def finish(self, *, truncated: bool) -> tuple[str, ParsedReply]:
+        """The content still held back, and the reply taken apart; `truncated` as in `CallParser.parse`."""
+        reply = self._parser.parse(self._text, truncated=truncated)
+        return reply.content[self._given :], reply
+
+    def _before_answer(self) -> str:
+        """Content while reasoning may still be going on; notices where the answer begins."""
+        begun = self._text.lstrip()
+        if REASONING_START.startswith(begun):
+            return ""
+        thinking = begun.startswith(REASONING_START)
+        end = self._text.find(REASONING_END)
+        opening = self._parser.opening.search(self._text, partial=True)
+        whole_opening = opening is not None and not opening.partial
+        if end >= 0 and (thinking or opening is None or end < opening.start()):
+            self._answering = True
+            return self._take(end + len(REASONING_END))
+        if whole_opening and not thinking:
+            self._answering = True  # no reasoning: what stands before the call is content
+        return self._take(opening.start() if opening is not None else len(self._text))
+
+    def _answer(self) -> str:
+        outside = list[str]()
+        while True:
+            opening = self._parser.opening.search(self._text, self._position, partial=True)
+            outside.append(self._take(opening.start() if opening is not None else len(self._text)))
+            if opening is None or opening.partial:
+                break
+            block = self._parser.block(self._text, opening.start(), opening.end())
+            if not block.settled:
+                break
+            self._position = block.end
+        return "".join(outside)
+
+    def _take(self, end: int) -> str:
+        """The text up to `end`; nothing if it was taken already."""
+        piece = self._text[self._position : end]
+        self._position = max(self._position, end)
+        return piece
+
+    def _without_outer_space(self, piece: str) -> str:
+        text = self._space + piece
+        if not self._given:
+            text = text.lstrip()
+        core = text.rstrip()
+        self._space = text[len(core) :]
+        self._given += len(core)
+        return core
