@@ -24,6 +24,8 @@ _IRRELEVANT = frozenset({"train", "eval", "max_row_errors"})
 
 def content_sha256(path: Path) -> str:
     """SHA-256 of a file. Raises `DataError` naming it if it cannot be read."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a file; give the path of one file")  # a pipe would be waited for without end
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,7 +13,9 @@ from agentfly_lib.data.sources import Row, RowFault, read_rows
 
 __all__ = ["read_gsm8k"]
 
-_FINAL = re.compile(r"(?P<solution>.*)^####[ \t]*(?P<answer>-?[\d,]*\.?\d+)\s*\Z", re.DOTALL | re.MULTILINE)
+_FINAL = re.compile(
+    r"(?P<solution>.*)^####[ \t]*(?P<answer>-?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+))\s*\Z", re.DOTALL | re.MULTILINE
+)
 
 
 def read_gsm8k(path: Path) -> Iterator[Row | RowFault]:

@@ -112,6 +112,8 @@ def _json_row(path: Path, number: int, line: bytes) -> Row | RowFault:
         )
     except RecursionError:
         return RowFault(where=where, message="nested too deeply to be read")
+    except ValueError:
+        return RowFault(where=where, message="holds a number that is too long to be read")
     if not isinstance(values, dict):
         return RowFault(where=where, message=f"expected a JSON object, got {_type_name(values)}")
     return Row(source=str(path), unit="line", number=number, values=values)
@@ -129,6 +131,10 @@ def _read_json(path: Path) -> Iterator[Row | RowFault]:
         raise DataError(
             f"{path} line {error.lineno} column {error.colno}: not valid JSON ({error.msg}){hint}"
         ) from error
+    except RecursionError as error:
+        raise DataError(f"{path} is nested too deeply to be read") from error
+    except ValueError as error:
+        raise DataError(f"{path} holds a number that is too long to be read") from error
     if not isinstance(rows, list):
         raise DataError(f"{path}: expected a JSON list of rows, got {_type_name(rows)}")
     for number, values in enumerate(rows, start=1):
@@ -195,7 +201,13 @@ def _read_arrow(path: Path) -> Iterator[Row | RowFault]:
 def _batch_rows(path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[Row | RowFault]:
     number = 0
     for batch in batches:
-        for values in batch.to_pylist():
+        batch.validate(full=True)  # offsets that point outside the file would be followed
+        try:
+            rows = batch.to_pylist()
+        except (ValueError, OverflowError) as error:
+            last = number + batch.num_rows
+            raise DataError(f"{path} rows {number + 1} to {last} hold a value that cannot be read: {error}") from error
+        for values in rows:
             number += 1
             yield plain_row(str(path), number, values)
 

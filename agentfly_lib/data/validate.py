@@ -7,6 +7,7 @@ tools and rewards get them by name. The names in `RESERVED_COLUMNS` are the roll
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ __all__ = ["RESERVED_COLUMNS", "RowFormat", "SourcedProblem", "build_problems"]
 
 _ROLES = ("system", "user", "assistant", "tool")
 _ID_COLUMN = "id"
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+_MAX_DEPTH = 100
+"""Of lists and objects inside each other; far below what Python's own recursion allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,7 @@ def build_problems(
 
 def _build(row: Row, row_format: RowFormat) -> Problem:
     values = row.values
+    _check_depth(values)
     if values.get(row_format.messages_column) is not None:
         conversation = row_format.messages_column
         messages = _messages(values[conversation], conversation)
@@ -103,6 +108,16 @@ def _build(row: Row, row_format: RowFormat) -> Problem:
     return Problem(id=identity, messages=messages, columns=columns)
 
 
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_MAX_DEPTH + 1):
+        containers = [each for each in level if isinstance(each, dict | list)]
+        if not containers:
+            return
+        level = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
+    raise _BadRow(f"lists and objects are nested more than {_MAX_DEPTH} deep")
+
+
 def _has_own_id(row: Row) -> bool:
     return row.values.get(_ID_COLUMN) not in (None, "")
 
@@ -123,6 +138,8 @@ def _question(value: Any, column: str) -> Message:
         raise _BadRow(f"column {column!r}: expected text, got {_short(value)}")
     if not value.strip():
         raise _BadRow(f"column {column!r}: expected text, it is empty")
+    if _HALF_PAIR.search(value):
+        raise _BadRow(f"column {column!r}: holds half of a surrogate pair, which is no character and cannot be encoded")
     return {"role": "user", "content": value}
 
 
@@ -131,8 +148,9 @@ def _messages(value: Any, column: str) -> tuple[Message, ...]:
         # CSV has no lists: a conversation stands there as JSON text.
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _BadRow(f"column {column!r}: expected a list of messages, got text that is not JSON") from None
+        _check_depth(value)
     if not isinstance(value, list) or not value:
         raise _BadRow(f"column {column!r}: expected a list of messages that is not empty, got {_short(value)}")
     messages = tuple(_message(message, f"{column}[{index}]") for index, message in enumerate(value))
@@ -160,6 +178,8 @@ def _message(value: Any, place: str) -> Message:
         raise _BadRow(f"{place}.content: expected text or a list of parts, got {_short(content)}")
     if role == "user" and not content:
         raise _BadRow(f"{place}.content: expected text, it is empty")
+    if _HALF_PAIR.search(json.dumps(value, ensure_ascii=False, default=str)):
+        raise _BadRow(f"{place}: holds half of a surrogate pair, which is no character and cannot be encoded")
     return value
 
 

@@ -25,6 +25,8 @@ def answer(jsonl, text):
         ("x\n#### 1,234,567", "1234567", "x"),
         ("x\n#### -3", "-3", "x"),
         ("x\n#### 2.50\n", "2.50", "x"),
+        ("x\n#### .5", ".5", "x"),
+        ("x\n#### " + "1" * 50_000, "1" * 50_000, "x"),
         ("a #### 1\nb\n#### 2", "2", "a #### 1\nb"),
     ],
 )
@@ -32,7 +34,10 @@ def test_the_last_line_is_the_answer(jsonl, text, expected, solution):
     assert answer(jsonl, text).values == {"question": "q", "answer": expected, "solution": solution}
 
 
-@pytest.mark.parametrize("text", ["72", "#### ", "#### many", "x #### 72", "#### 72\nand more", None, 72])
+@pytest.mark.parametrize(
+    "text",
+    ["72", "#### ", "#### many", "#### 5,", "#### " + "1" * 50_000 + "x", "x #### 72", "#### 72\nand more", None, 72],
+)
 def test_an_answer_without_that_line_is_named(jsonl, text):
     assert re.search(
         r"line 1: column 'answer': expected text whose last line is '#### NUMBER'", str(answer(jsonl, text))

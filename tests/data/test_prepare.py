@@ -185,6 +185,11 @@ class TestErrors:
         with pytest.raises(DataError, match=r"none\.jsonl does not exist \(looked from .*check the path in the recipe"):
             prepare_dataset(FilesDataConfig(train=tmp_path / "none.jsonl"), cache)
 
+    def test_a_pipe_is_not_waited_for(self, tmp_path, cache):
+        os.mkfifo(tmp_path / "pipe.jsonl")
+        with pytest.raises(DataError, match=r"pipe\.jsonl is not a file"):
+            prepare_dataset(FilesDataConfig(train=tmp_path / "pipe.jsonl"), cache)
+
     def test_an_empty_held_out_file(self, jsonl, cache):
         with pytest.raises(DataError, match=r"e\.jsonl has no rows"):
             prepare_dataset(FilesDataConfig(train=jsonl(question_rows(1)), eval=jsonl([], "e.jsonl")), cache)

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import json
 import re
+import struct
 
 import pyarrow as pa
 import pytest
@@ -94,6 +95,7 @@ def test_a_typed_value_that_json_does_not_know_is_a_fault_of_its_row(tmp_path):
         ("[1, 2]", r"rows\.jsonl line 2: expected a JSON object, got a list"),
         ("null", r"rows\.jsonl line 2: expected a JSON object, got null"),
         ("[" * 100_000, r"rows\.jsonl line 2: (nested too deeply|not valid JSON)"),
+        ('{"x": ' + "9" * 5000 + "}", r"rows\.jsonl line 2: holds a number that is too long"),
     ],
 )
 def test_an_unreadable_line_is_a_fault_and_the_rest_is_read(jsonl, line, message):
@@ -122,6 +124,8 @@ def test_a_csv_row_with_too_few_cells(tmp_path):
         ("rows.json", b'{"question": "q"}\n{"question": "r"}', "is it JSON Lines"),
         ("rows.json", b'{"data": []}', "expected a JSON list of rows, got an object"),
         ("rows.json", b'["\xe9"]', r"rows\.json is not UTF-8 text \(byte 3\)"),
+        ("rows.json", b"[" * 100_000, r"rows\.json is nested too deeply"),
+        ("rows.json", b"[" + b"9" * 5000 + b"]", r"rows\.json holds a number that is too long"),
         ("rows.csv", b"a,a\n1,2\n", "the column 'a' stands twice"),
         ("rows.csv", b'a\n"open\n', r"rows\.csv line 2: not valid CSV"),
         ("rows.parquet", b"not parquet at all", r"rows\.parquet is not a readable Parquet file"),
@@ -133,6 +137,26 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         list(read_rows(tmp_path / name))
+
+
+def test_an_arrow_file_whose_offsets_point_outside_is_refused(tmp_path):
+    table = pa.table({"question": ["first", "second"]})
+    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    content = (tmp_path / "rows.arrow").read_bytes()
+    offsets = struct.pack("<3i", 0, 5, 11)
+    assert content.count(offsets) == 1
+    (tmp_path / "rows.arrow").write_bytes(content.replace(offsets, struct.pack("<3i", 0, 1, 50_000_000)))
+    with pytest.raises(DataError, match=r"rows\.arrow is not a readable Arrow file"):
+        list(read_rows(tmp_path / "rows.arrow"))
+
+
+def test_a_date_that_python_cannot_hold(tmp_path):
+    table = pa.table({"question": ["q"], "when": pa.array([2**62], pa.timestamp("s"))})
+    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(DataError, match=r"rows\.arrow rows 1 to 1 hold a value that cannot be read"):
+        list(read_rows(tmp_path / "rows.arrow"))
 
 
 def test_a_missing_file_and_a_directory(tmp_path):

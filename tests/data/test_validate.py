@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from agentfly_lib.data.sources import Row
@@ -14,6 +16,13 @@ def build(*rows, max_errors=5, **names):
     found = [Row(source="f.jsonl", unit="line", number=number, values=row) for number, row in enumerate(rows, start=1)]
     sourced = build_problems(found, RowFormat(**names), source="f.jsonl", max_errors=max_errors)
     return [each.problem for each in sourced]
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
 
 
 USER = {"role": "user", "content": "hi"}
@@ -107,6 +116,12 @@ class TestGoodRows:
         ),
         ({"question": "q", "id": 1.5}, "column 'id': expected text or a whole number, got 1.5"),
         ({"question": "q", "id": "\ud800"}, "is not valid Unicode text"),
+        ({"question": "half \ud800"}, "column 'question': holds half of a surrogate pair"),
+        ({"messages": [{"role": "user", "content": "\udfff"}]}, r"messages\[0\]: holds half of a surrogate pair"),
+        ({"messages": [USER | {"name": "\ud800"}]}, r"messages\[0\]: holds half of a surrogate pair"),
+        ({"question": "q", "tree": nested(101)}, "nested more than 100 deep"),
+        ({"messages": json.dumps([USER | {"tree": nested(600)}])}, "nested more than 100 deep"),
+        ({"messages": "[" * 100_000}, "got text that is not JSON"),
         *(
             ({"question": "q", name: 1}, f"the column '{name}' has a name that the rollout itself gives")
             for name in sorted(RESERVED_COLUMNS - {"messages"})
@@ -116,6 +131,11 @@ class TestGoodRows:
 def test_a_bad_row_is_named_with_what_is_expected(row, message):
     with pytest.raises(DataError, match=rf"(?s)f\.jsonl: 1 of 2 rows cannot be used\n  - f\.jsonl line 2: .*{message}"):
         build({"question": "fine"}, row)
+
+
+def test_what_is_nested_less_is_kept():
+    (row,) = build({"question": "q", "tree": nested(90)})
+    assert row.columns["tree"] == nested(90)
 
 
 def test_messages_is_reserved_when_the_conversation_lies_elsewhere():
