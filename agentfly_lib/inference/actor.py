@@ -1,7 +1,8 @@
 """Engines as named Ray actors: `ensure_engines` makes or finds them, `RayGenerate` samples from them.
 
 A name and a namespace are all that one must know of an engine (`EngineRef`). Its death shows at once: the client's one
-outstanding call fails, and with it every request that waits.
+outstanding call fails, and with it every request that waits, as `EngineError`, because no other request will fare
+better.
 """
 
 from __future__ import annotations
@@ -119,11 +120,10 @@ class RayGenerate:
                     future.set_result(outcome)
 
     def _fail(self, keys: list[int], error: Exception) -> None:
-        what = f"no answer within {_CALL_SECONDS:g} s" if isinstance(error, TimeoutError) else _first_line(error)
         for key in keys:
             future = self._waiting.pop(key, None)
             if future is not None and not future.done():
-                failure = InfrastructureError(f"engine {self._name!r} is gone: {what}", where="generate")
+                failure = _request_failure(self._name, error)
                 failure.__cause__ = error
                 future.set_exception(failure)
 
@@ -274,6 +274,17 @@ def _remove(name: str, namespace: str) -> None:
         ray.kill(actor)
         time.sleep(0.05)  # Ray tells nobody when a name is free again
     raise EngineError(f"engine {name!r} in namespace {namespace!r} cannot be removed: its name is still taken")
+
+
+def _request_failure(name: str, error: Exception) -> EngineError | InfrastructureError:
+    """What a call that Ray did not complete means for a request: the engine is gone, or this call went wrong."""
+    from ray.exceptions import ActorUnavailableError, RayActorError
+
+    if isinstance(error, TimeoutError):
+        return EngineError(f"engine {name!r} is gone: no answer within {_CALL_SECONDS:g} s")
+    if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
+        return EngineError(f"engine {name!r} is gone: {_first_line(error)}")
+    return InfrastructureError(f"engine {name!r} could not be asked: {_first_line(error)}", where="generate")
 
 
 def _first_line(error: BaseException) -> str:

@@ -69,8 +69,10 @@ class Generate(Protocol):
         Cancelling the awaiting task aborts the request in the engine.
 
         Raises:
-            InfrastructureError: the engine died, cannot be reached, or took longer than its time limit
-                (`where="generate"`); the chain may be retried.
+            EngineError: the engine is dead or gone, so no request can be served; whoever collects must end, and go on
+                with a new engine.
+            InfrastructureError: this request failed where others may not, for one because it took longer than its
+                time limit (`where="generate"`); the chain may be retried.
             ValueError: the request cannot be served as it is (an empty prompt, `max_tokens` below 1, a prompt that
                 leaves no room in the engine's context).
         """

@@ -38,7 +38,8 @@ _ORPHANED_SECONDS = 3 * 3600.0
 PackedRequest = tuple[str, tuple[int, ...], int, tuple[float, float, int, float], int | None, tuple[int, ...], bool]
 PackedGeneration = tuple[list[int], list[float], str, int, int, float]
 Reply = (
-    tuple[int, Literal["generation"], PackedGeneration] | tuple[int, Literal["infrastructure", "value", "program"], str]
+    tuple[int, Literal["generation"], PackedGeneration]
+    | tuple[int, Literal["engine", "infrastructure", "value", "program"], str]
 )
 
 
@@ -160,6 +161,8 @@ class EngineServer:
         reply: Reply
         try:
             reply = (key, "generation", _pack_generation(await self._engine.generate(_unpack_request(packed))))
+        except EngineError as error:
+            reply = (key, "engine", str(error))
         except InfrastructureError as error:
             reply = (key, "infrastructure", str(error))
         except ValueError as error:
@@ -221,6 +224,8 @@ def unpack_reply(reply: Reply) -> Generation | Exception:
             cached_tokens=cached_tokens,
             seconds=seconds,
         )
+    if reply[1] == "engine":
+        return EngineError(reply[2])
     if reply[1] == "infrastructure":
         return InfrastructureError(reply[2], where="generate")
     if reply[1] == "value":

@@ -93,7 +93,7 @@ class VllmEngine:
             ) from error.__cause__
 
     async def close(self, timeout: float = 10.0) -> None:
-        """End the engine; whoever still waits gets an `InfrastructureError`."""
+        """End the engine; whoever still waits gets an `EngineError`."""
         if not await asyncio.to_thread(self._thread.stop, timeout):
             logger.warning("the engine's thread still runs %g s after it was told to end", timeout)
 
@@ -148,9 +148,9 @@ class VllmEngine:
 
     def _check(self, request: GenerationRequest) -> None:
         if self._thread.error is not None:
-            raise InfrastructureError(str(self._thread.error), where="generate") from self._thread.error
+            raise EngineError(str(self._thread.error)) from self._thread.error
         if self._unproven is not None:
-            raise InfrastructureError(self._unproven, where="generate")
+            raise EngineError(self._unproven)
         limit = self.settings.context_length
         if not 0 < len(request.token_ids) < limit:
             raise ValueError(
@@ -199,7 +199,7 @@ class VllmEngine:
 
     def _fail_all(self, reason: str) -> None:
         for name in list(self._waiting):
-            self._resolve([(name, InfrastructureError(reason, where="generate"))])
+            self._resolve([(name, EngineError(reason))])
             self._abort(name)
 
     # On the engine's thread.
@@ -224,7 +224,7 @@ class VllmEngine:
         refused: list[tuple[str, Generation | Exception]] = []
         for name, request in batch:
             if self._unproven is not None:
-                refused.append((name, InfrastructureError(self._unproven, where="generate")))
+                refused.append((name, EngineError(self._unproven)))
                 continue
             try:
                 engine.add_request(name, tokens_input(list(request.token_ids)), sampling_params(request))

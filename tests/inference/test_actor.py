@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from agentfly_lib.errors import EngineError, InfrastructureError, ModelError
+from agentfly_lib.errors import EngineError, ModelError
 from agentfly_lib.inference.generate import GenerationRequest
 from agentfly_lib.inference.settings import EngineSettings
 from agentfly_lib.refs import EngineRef, ModelRef
@@ -70,9 +70,9 @@ async def test_an_engine_is_kept_while_it_lives_and_a_killed_one_is_noticed_with
     killed = time.monotonic()
     outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
     assert time.monotonic() - killed < 5
-    assert {type(outcome) for outcome in outcomes} == {InfrastructureError}
+    assert {type(outcome) for outcome in outcomes} == {EngineError}
     assert "engine 'engine-0' is gone" in str(outcomes[0])
-    with pytest.raises(InfrastructureError, match="is gone"):
+    with pytest.raises(EngineError, match="is gone"):
         await generate(request(10))
     with pytest.raises(EngineError, match=r"is gone|there is no engine"):
         actor.weights_of(ref)
@@ -101,7 +101,7 @@ async def test_an_engine_that_dies_in_a_living_actor_fails_its_waiters_and_is_no
     ref = await ensure()
     generate = actor.RayGenerate(ref).generate
     await asyncio.to_thread(inside, ref, end_the_engine)
-    with pytest.raises(InfrastructureError, match="engine died: RuntimeError: the machine caught fire"):
+    with pytest.raises(EngineError, match="engine died: RuntimeError: the machine caught fire"):
         await asyncio.wait_for(generate(request(10)), 10)
     with pytest.raises(EngineError, match="caught fire"):
         actor.weights_of(ref)

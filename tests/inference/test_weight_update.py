@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from agentfly_lib.errors import CanaryError, EngineError, InfrastructureError
+from agentfly_lib.errors import CanaryError, EngineError
 from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.generate import GenerationRequest
 
@@ -64,7 +64,7 @@ async def test_the_canary_catches_another_file_and_nothing_is_sampled_until_a_go
     generate = actor.RayGenerate(served).generate
     with pytest.raises(CanaryError, match=r"version 1: mean difference \d"):
         actor.load_weights(served, variants[variant].first_weights, version=1, canary=canaries["second"])
-    with pytest.raises(InfrastructureError, match="may not be used"):
+    with pytest.raises(EngineError, match="may not be used"):
         await generate(request())
     actor.load_weights(served, variants[variant].second_weights, version=1, canary=canaries["second"])
     assert (await generate(request())).policy_version == 1
