@@ -30,6 +30,7 @@ __all__ = [
     "Block",
     "BlockParser",
     "CallParser",
+    "after_reasoning",
     "attempt",
     "skip_space",
 ]
@@ -113,14 +114,7 @@ class BlockParser(ABC):
 
     def answer_start(self, text: str) -> int:
         """Index after the reasoning that `text` begins with."""
-        end = text.find(REASONING_END) if self.has_think_tags else -1
-        if end < 0:
-            return 0
-        if not text.lstrip().startswith(REASONING_START):
-            call = self.opening.search(text)
-            if call is not None and call.start() < end:
-                return 0
-        return end + len(REASONING_END)
+        return after_reasoning(text, self.opening) if self.has_think_tags else 0
 
     def _blocks(self, text: str, position: int) -> Iterator[tuple[int, Block]]:
         while (found := self.opening.search(text, position)) is not None:
@@ -134,6 +128,18 @@ class BlockParser(ABC):
         if fault is not None:
             return MalformedCall(id=call_id, raw=each.raw, message=fault)
         return ToolCall(id=call_id, name=each.name, arguments=each.arguments)
+
+
+def after_reasoning(text: str, opening: regex.Pattern[str]) -> int:
+    """Index after the reasoning that `text` begins with; `opening` matches what begins a call."""
+    end = text.find(REASONING_END)
+    if end < 0:
+        return 0
+    if not text.lstrip().startswith(REASONING_START):
+        call = opening.search(text)
+        if call is not None and call.start() < end:
+            return 0
+    return end + len(REASONING_END)
 
 
 def attempt(raw: str, read: Callable[[], tuple[str, Mapping[str, Any]]]) -> Attempt:
