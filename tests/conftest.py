@@ -1,8 +1,12 @@
-"""What tests of several areas share: one private Ray for the whole session, because a process can have only one."""
+"""What tests of several areas share: one private Ray for the whole session, because a process can have only one, and a
+server that misbehaves on demand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -16,3 +20,87 @@ def ray_session() -> Iterator[None]:
 
     with start_ray(RayConfig(), cpus_needed=8, namespace="tests"):
         yield
+
+
+class FakeServer:
+    """An OpenAI-compatible server on the loopback interface that does what a test tells it.
+
+    `answer(path, body)` gives the JSON to answer, a status, raw bytes, a `(status, headers, body)`, or awaits first;
+    `HANG_UP` closes the connection without an answer.
+    """
+
+    HANG_UP = object()
+
+    def __init__(self, answer: Callable[[str, dict[str, Any]], Any]) -> None:
+        self.answer = answer
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.headers: list[dict[str, str]] = []
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.hung_up = asyncio.Event()
+        """Set when a client went away before its answer."""
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return [body for _, body in self.requests]
+
+    async def start(self, port: int = 0) -> None:
+        from aiohttp import web
+
+        app = web.Application(client_max_size=2**26)
+        app.router.add_post("/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _handle(self, request: Any) -> Any:
+        from aiohttp import web
+
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            body = await request.json()
+            path = request.path.removeprefix("/v1/")
+            self.requests.append((path, body))
+            self.headers.append(dict(request.headers))
+            answer = self.answer(path, body)
+            if inspect.isawaitable(answer):
+                answer = await answer
+        except asyncio.CancelledError:
+            self.hung_up.set()
+            raise
+        finally:
+            self.in_flight -= 1
+        if answer is self.HANG_UP:
+            request.transport.abort()
+            return web.Response()
+        if isinstance(answer, int):
+            return web.Response(status=answer, text="the fake server says no")
+        if isinstance(answer, bytes):
+            return web.Response(body=answer)
+        if isinstance(answer, tuple):
+            status, headers, text = answer
+            return web.Response(status=status, headers=headers, text=text)
+        return web.json_response(answer)
+
+
+@pytest.fixture
+async def fake_server() -> AsyncIterator[Callable[..., Awaitable[FakeServer]]]:
+    """`await fake_server(answer)`: a started `FakeServer`, stopped after the test."""
+    started: list[FakeServer] = []
+
+    async def start(answer: Callable[[str, dict[str, Any]], Any]) -> FakeServer:
+        server = FakeServer(answer)
+        await server.start()
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        await server.stop()

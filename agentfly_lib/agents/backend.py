@@ -67,9 +67,7 @@ def open_backend(config: Mapping[str, Any], *, model: str | Path, chat: ChatForm
         case "async_vllm" | "vllm":
             settings = _settings(InferenceConfig, options)
             return HostedVllm(settings, model=model, context_length=context_length), context_length
-    near = difflib.get_close_matches(str(name), _NAMES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(_NAMES)}"
-    raise ConfigError(f"unknown backend {name!r}: {hint}")
+    raise ConfigError(f"unknown backend {name!r}; there are: {', '.join(_NAMES)}")
 
 
 def _settings(config: type[Settings], options: Mapping[str, Any]) -> Settings:

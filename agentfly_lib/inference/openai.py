@@ -1,0 +1,258 @@
+"""Any server that speaks OpenAI's protocol as an engine: vLLM serve, SGLang, Ollama, llama.cpp.
+
+Where the server takes token ids and gives back the sampled ids with their log-probs (vLLM does), a turn is as exact as
+that of an engine of our own. Elsewhere text goes out and text comes back: it is encoded again, its log-probs are NaN,
+and the generation says `exact=False`, by which the trajectory is unfit for training.
+
+With `api="chat"` the server renders the conversation. Tool schemas and calls then travel in the protocol's own fields;
+calls appear in the reply as Hermes blocks, `<tool_call>{...}</tool_call>`, which the agent's parser must understand.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentfly_lib.chat.calls import ToolCall
+from agentfly_lib.chat.hermes import HermesParser
+from agentfly_lib.configs.inference import OpenAIConfig
+from agentfly_lib.errors import EngineError, InfrastructureError
+from agentfly_lib.inference.endpoint import Endpoint, EndpointRefused, EndpointUnavailable
+from agentfly_lib.inference.generate import Generation, GenerationRequest
+from agentfly_lib.inference.scripted import TextFormat
+from agentfly_lib.types import FinishReason, Message
+
+__all__ = ["OpenAIEngine"]
+
+logger = logging.getLogger(__name__)
+
+_FINISH = {
+    "stop": FinishReason.STOP,
+    "eos": FinishReason.STOP,
+    "tool_calls": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+}
+_REQUEST_FAULTS = frozenset({400, 413, 422})
+_MAX_STOPS = 4
+"""Stop texts that the protocol allows."""
+_SMALL_SEED = 2**31
+"""Servers that are not known to take larger ones get a seed below this."""
+
+
+class OpenAIEngine:
+    """A `Generate` for any event loop. Nothing is asked of the server before the first request."""
+
+    def __init__(
+        self,
+        config: OpenAIConfig,
+        *,
+        model: str,
+        format: TextFormat,
+        stop_texts: Sequence[str] = (),
+        backoff_seconds: float = 0.5,
+    ) -> None:
+        """Take the `model`'s name where the config has none, and the `format` that turns ids into text and back.
+
+        stop_texts: what ends a turn, for servers that know no token ids.
+        """
+        self.config = config
+        self._model = config.model or model
+        self._format = format
+        self._stop_texts = tuple(filter(None, stop_texts))[:_MAX_STOPS]
+        self._takes_ids: bool | None = {"auto": None, "ids": True, "text": False}[config.tokens]
+        self._endpoint = Endpoint(
+            base_url=config.base_url,
+            api_key_env=config.api_key_env,
+            max_connections=config.max_connections,
+            connect_timeout_seconds=config.connect_timeout_seconds,
+            retries=config.retries,
+            backoff_seconds=backoff_seconds,
+        )
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `Generate.generate`. Raises `EngineError` too, where no request can succeed: no such model, no access."""
+        if not request.token_ids:
+            raise ValueError(f"request {request.request_id!r} has an empty prompt; a prompt needs at least one token")
+        if request.max_tokens < 1:
+            raise ValueError(
+                f"request {request.request_id!r} asks for max_tokens={request.max_tokens}; at least 1 is due"
+            )
+        started = time.perf_counter()
+        answer, ids_sent = await self._ask(request)
+        try:
+            return self._read(request, answer, ids_sent=ids_sent, seconds=time.perf_counter() - started)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise InfrastructureError(
+                f"{self.config.base_url} gave request {request.request_id!r} an answer that is no completion: "
+                f"{type(error).__name__}: {error}",
+                where="generate",
+            ) from error
+
+    async def close(self) -> None:
+        """Close the connections of this event loop."""
+        await self._endpoint.close()
+
+    async def _ask(self, request: GenerationRequest) -> tuple[dict[str, Any], bool]:
+        """The answer, and whether the prompt was sent as token ids."""
+        try:
+            if self.config.api == "chat":
+                return await self._post("chat/completions", self._chat_body(request)), False
+            if self._takes_ids is False:
+                return await self._post("completions", self._text_body(request)), False
+            try:
+                answer = await self._post("completions", self._ids_body(request))
+            except EndpointRefused as refusal:
+                if self._takes_ids or refusal.status not in _REQUEST_FAULTS:
+                    raise
+                answer = await self._as_text(request, refusal)
+                self._takes_ids = False  # it was the ids: as text it went through
+                logger.warning("%s takes no token ids, so its turns cannot be trained on: %s", self._model, refusal)
+                return answer, False
+            self._takes_ids = True
+            return answer, True
+        except EndpointUnavailable as error:
+            raise InfrastructureError(f"request {request.request_id!r}: {error}", where="generate") from error
+        except EndpointRefused as error:
+            if error.status in _REQUEST_FAULTS:
+                raise ValueError(f"request {request.request_id!r}: {error}") from error
+            raise EngineError(f"the server cannot be used: {error}") from error
+
+    async def _as_text(self, request: GenerationRequest, refusal: EndpointRefused) -> dict[str, Any]:
+        try:
+            return await self._post("completions", self._text_body(request))
+        except EndpointRefused as error:
+            raise EndpointRefused(f"{error}; to token ids: {refusal}", status=error.status) from refusal
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        seconds = self.config.request_timeout_seconds
+        return await self._endpoint.post(path, {**body, **self.config.extra}, seconds=seconds)
+
+    def _common(self, request: GenerationRequest) -> dict[str, Any]:
+        sampling = request.sampling
+        body: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": request.max_tokens,
+            "temperature": 0.0 if request.greedy else sampling.temperature,
+            "top_p": 1.0 if request.greedy else sampling.top_p,
+        }
+        if not request.greedy:
+            body |= {"top_k": sampling.top_k} if sampling.top_k else {}
+            body |= {"min_p": sampling.min_p} if sampling.min_p else {}
+            body |= {"seed": request.seed % _SMALL_SEED} if request.seed is not None else {}
+        return body
+
+    def _ids_body(self, request: GenerationRequest) -> dict[str, Any]:
+        """In vLLM's words, its defaults by the model's `generation_config.json` overridden."""
+        body = self._common(request) | {
+            "prompt": list(request.token_ids),
+            "stop_token_ids": list(request.stop_token_ids),
+            "top_k": 0 if request.greedy else request.sampling.top_k,
+            "min_p": 0.0 if request.greedy else request.sampling.min_p,
+            "repetition_penalty": 1.0,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        if request.seed is not None and not request.greedy:
+            body["seed"] = request.seed
+        return body
+
+    def _text_body(self, request: GenerationRequest) -> dict[str, Any]:
+        body = self._common(request) | {"prompt": self._format.decode(request.token_ids)}
+        return body | ({"stop": list(self._stop_texts)} if self._stop_texts else {})
+
+    def _chat_body(self, request: GenerationRequest) -> dict[str, Any]:
+        if not request.messages:
+            raise ValueError(f"request {request.request_id!r} names no messages, which api='chat' needs")
+        body = self._common(request) | {"messages": _chat_messages(request.messages, native=bool(request.tools))}
+        return body | ({"tools": [dict(tool) for tool in request.tools]} if request.tools else {})
+
+    def _read(
+        self, request: GenerationRequest, answer: Mapping[str, Any], *, ids_sent: bool, seconds: float
+    ) -> Generation:
+        choice = answer["choices"][0]
+        finish = _FINISH.get(choice["finish_reason"], FinishReason.ABORT)
+        usage = answer.get("usage") or {}
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        ids = _sampled_ids(request, choice, ids_sent=ids_sent)
+        logprobs = self._sampled_logprobs(request, choice, ids) if ids is not None else None
+        if ids is None:
+            text = _text_of(choice["message"]) if self.config.api == "chat" else str(choice["text"])
+            ids = list(self._format.encode(text))
+            ids += request.stop_token_ids[:1] if finish is FinishReason.STOP else ()
+        return Generation(
+            token_ids=ids,
+            logprobs=[math.nan] * len(ids) if logprobs is None else logprobs,
+            finish=finish,
+            policy_version=0,
+            cached_tokens=int(cached),
+            seconds=seconds,
+            exact=logprobs is not None,
+        )
+
+    def _sampled_logprobs(
+        self, request: GenerationRequest, choice: Mapping[str, Any], ids: Sequence[int]
+    ) -> list[float] | None:
+        """One finite number for each id, of the distribution that was sampled."""
+        plain = request.greedy or (request.sampling.temperature == 1 and not request.sampling.truncates)
+        values = (choice.get("logprobs") or {}).get("token_logprobs")
+        if not (plain or self.config.processed_logprobs) or not isinstance(values, list) or len(values) != len(ids):
+            return None
+        known = all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+        return [float(value) for value in values] if known else None
+
+
+def _sampled_ids(request: GenerationRequest, choice: Mapping[str, Any], *, ids_sent: bool) -> list[int] | None:
+    """The ids that were sampled behind exactly our prompt, if the server says so."""
+    ids, prompt = choice.get("token_ids"), choice.get("prompt_token_ids")
+    if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+        return None
+    ours = ids_sent if prompt is None else prompt == list(request.token_ids)
+    return ids if ours else None
+
+
+def _chat_messages(messages: Sequence[Message], *, native: bool) -> list[Message]:
+    """The conversation as the protocol wants it.
+
+    native: calls written as Hermes blocks become `tool_calls`. A turn with a call that is malformed, which the protocol
+    cannot hold, and its results stay text.
+    """
+    converted: list[Message] = []
+    names: dict[str, str] = {}  # of the last turn's calls: our id -> one that is unique in the conversation
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            reply = HermesParser().parse(str(message.get("content") or ""), truncated=False)
+            calls = [call for call in reply.calls if isinstance(call, ToolCall)]
+            names = {}
+            if native and calls and len(calls) == len(reply.calls):
+                names = {call.id: f"call-{index}-{number}" for number, call in enumerate(calls)}
+                written = [_native_call(names[call.id], call) for call in calls]
+                message = {"role": "assistant", "content": reply.content or None, "tool_calls": written}  # noqa: PLW2901
+        elif message["role"] == "tool":
+            name = names.get(message.get("tool_call_id", ""))
+            content = message.get("content")
+            message = (  # noqa: PLW2901
+                {"role": "tool", "tool_call_id": name, "content": content}
+                if name is not None
+                else {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+            )
+        converted.append(dict(message))
+    return converted
+
+
+def _native_call(name: str, call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
+    return {"id": name, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """A chat reply as the text that a Hermes model would have written; arguments stay as the server gave them."""
+    pieces = [str(message["content"])] if message.get("content") else []
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        written = f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}'
+        pieces.append(f"<tool_call>\n{written}\n</tool_call>")
+    return "\n".join(pieces)

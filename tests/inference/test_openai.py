@@ -1,0 +1,383 @@
+"""The `openai` backend against servers of every kind, real sockets included, and against vLLM's own server."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from agentfly_lib.configs import OpenAIConfig, SamplingConfig
+from agentfly_lib.errors import EngineError, InfrastructureError
+from agentfly_lib.inference import GenerationRequest
+from agentfly_lib.inference.openai import OpenAIEngine
+from agentfly_lib.types import FinishReason
+
+STOP = 3
+
+
+class Characters:
+    """Every character is a token; `3` ends a turn and has no text."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, ids) -> str:
+        return "".join(chr(token) for token in ids if token != STOP)
+
+
+def engine(server, **settings) -> OpenAIEngine:
+    config = OpenAIConfig(base_url=server.url, **settings)
+    return OpenAIEngine(config, model="m", format=Characters(), stop_texts=["<end>"], backoff_seconds=0.001)
+
+
+def request(text="question", *, max_tokens=16, temperature=1.0, **rest) -> GenerationRequest:
+    return GenerationRequest(
+        request_id="r",
+        token_ids=Characters().encode(text),
+        max_tokens=max_tokens,
+        sampling=SamplingConfig(temperature=temperature),
+        stop_token_ids=(STOP,),
+        **rest,
+    )
+
+
+def completion(text="ok", finish="stop", **fields) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": text, "finish_reason": finish, **fields}]}
+
+
+def exact(ids=(111, 107, STOP), logprobs=(-1.0, -2.0, -0.5), **fields) -> dict[str, Any]:
+    return completion(token_ids=list(ids), logprobs={"token_logprobs": list(logprobs)}, **fields)
+
+
+class TestExact:
+    """vLLM and whoever answers as it does."""
+
+    async def test_ids_go_out_and_come_back(self, fake_server):
+        usage = {"usage": {"prompt_tokens_details": {"cached_tokens": 4}}}
+        server = await fake_server(lambda path, body: exact(prompt_token_ids=body["prompt"]) | usage)
+        generation = await engine(server).generate(request(seed=2**61))
+        assert generation.token_ids == [111, 107, STOP]
+        assert generation.logprobs == [-1.0, -2.0, -0.5]
+        assert (generation.finish, generation.exact) == (FinishReason.STOP, True)
+        assert (generation.policy_version, generation.cached_tokens) == (0, 4)
+        ((path, body),) = server.requests
+        assert path == "completions"
+        assert body["prompt"] == Characters().encode("question")
+        assert body["stop_token_ids"] == [STOP]
+        assert (body["seed"], body["model"], body["max_tokens"]) == (2**61, "m", 16)
+        assert body["repetition_penalty"] == 1.0  # whatever the model's generation_config says
+
+    async def test_greedy(self, fake_server):
+        server = await fake_server(lambda path, body: exact())
+        generation = await engine(server).generate(request(temperature=0.3, greedy=True, seed=5))
+        assert generation.exact  # log-probs of the unscaled distribution, as a greedy request asks for
+        assert server.bodies[0]["temperature"] == 0
+        assert "seed" not in server.bodies[0]
+
+    async def test_raw_log_probs_of_another_temperature_are_not_those_of_what_was_sampled(self, fake_server):
+        server = await fake_server(lambda path, body: exact())
+        raw = await engine(server).generate(request(temperature=0.5))
+        processed = await engine(server, processed_logprobs=True).generate(request(temperature=0.5))
+        assert not raw.exact
+        assert raw.token_ids == [111, 107, STOP]
+        assert all(map(math.isnan, raw.logprobs))
+        assert (processed.exact, processed.logprobs) == (True, [-1.0, -2.0, -0.5])
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            exact(logprobs=(-1.0, -2.0)),
+            exact(logprobs=(-1.0, None, -2.0)),
+            exact() | {"choices": [exact()["choices"][0] | {"logprobs": None}]},
+        ],
+    )
+    async def test_log_probs_that_do_not_fit_are_not_used(self, fake_server, answer):
+        generation = await engine(await fake_server(lambda path, body: answer)).generate(request())
+        assert generation.token_ids == [111, 107, STOP]
+        assert len(generation.logprobs) == 3
+        assert all(map(math.isnan, generation.logprobs))
+        assert not generation.exact
+
+    async def test_another_prompt_than_ours_makes_the_turn_inexact(self, fake_server):
+        server = await fake_server(lambda path, body: exact(prompt_token_ids=[1, *body["prompt"]]))
+        assert not (await engine(server).generate(request())).exact
+
+    async def test_length_and_abort(self, fake_server):
+        server = await fake_server(lambda path, body: exact(finish="length"))
+        assert (await engine(server).generate(request())).finish is FinishReason.LENGTH
+        server.answer = lambda path, body: exact(finish="abort")
+        assert (await engine(server).generate(request())).finish is FinishReason.ABORT
+
+
+class TestText:
+    async def test_text_comes_back_encoded_and_marked(self, fake_server):
+        server = await fake_server(lambda path, body: completion("ok"))
+        generation = await engine(server, tokens="text").generate(request(seed=2**61 + 5))
+        assert generation.token_ids == [111, 107, STOP]
+        assert all(map(math.isnan, generation.logprobs))
+        assert not generation.exact
+        (body,) = server.bodies
+        assert (body["prompt"], body["stop"]) == ("question", ["<end>"])
+        assert body["seed"] == 5
+        assert body.keys() == {"model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop"}
+
+    async def test_what_was_cut_gets_no_end(self, fake_server):
+        server = await fake_server(lambda path, body: completion("ok", finish="length"))
+        generation = await engine(server, tokens="text").generate(request())
+        assert (generation.token_ids, generation.finish) == ([111, 107], FinishReason.LENGTH)
+
+    async def test_a_server_that_refuses_ids_gets_text_from_then_on(self, fake_server, caplog):
+        server = await fake_server(lambda path, body: completion() if isinstance(body["prompt"], str) else 400)
+        made = engine(server)
+        for _ in range(2):
+            assert not (await made.generate(request())).exact
+        assert [type(body["prompt"]) for body in server.bodies] == [list, str, str]
+        assert "takes no token ids" in caplog.text
+
+    async def test_a_request_that_is_refused_either_way_proves_nothing(self, fake_server):
+        server = await fake_server(lambda path, body: 400 if body["max_tokens"] > 99 else exact())
+        made = engine(server)
+        with pytest.raises(ValueError, match=r"request 'r': .* answered 400: .*; to token ids: .* answered 400"):
+            await made.generate(request(max_tokens=100))
+        assert (await made.generate(request())).exact
+
+    async def test_where_ids_are_asked_for_there_is_no_way_back(self, fake_server):
+        server = await fake_server(lambda path, body: 422)
+        with pytest.raises(ValueError, match="answered 422"):
+            await engine(server, tokens="ids").generate(request())
+        assert len(server.requests) == 1
+
+    async def test_further_fields(self, fake_server):
+        server = await fake_server(lambda path, body: completion())
+        await engine(server, tokens="text", extra={"add_special_tokens": False}, model="other").generate(request())
+        assert (server.bodies[0]["add_special_tokens"], server.bodies[0]["model"]) == (False, "other")
+
+
+WEIGHT = {"type": "function", "function": {"name": "weight", "parameters": {"type": "object"}}}
+
+
+def chat_reply(content: str | None, *calls: tuple[str, str]) -> dict[str, Any]:
+    tool_calls = [
+        {"id": f"x{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": content, "tool_calls": tool_calls}
+    return {"choices": [{"message": message, "finish_reason": "tool_calls" if calls else "stop"}]}
+
+
+class TestChat:
+    async def test_a_reply_in_words(self, fake_server):
+        server = await fake_server(lambda path, body: chat_reply("4 kg"))
+        messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+        generation = await engine(server, api="chat").generate(request(messages=messages))
+        assert Characters().decode(generation.token_ids) == "4 kg"
+        assert (generation.token_ids[-1], generation.exact) == (STOP, False)
+        ((path, body),) = server.requests
+        assert (path, body["messages"]) == ("chat/completions", messages)
+        assert "tools" not in body
+
+    async def test_calls_are_written_as_the_agents_parser_reads_them(self, fake_server):
+        from agentfly_lib.chat import HermesParser
+
+        server = await fake_server(
+            lambda path, body: chat_reply("Let me see.", ("weight", '{"animal": "cat \\"x\\""}'), ("weight", "oops"))
+        )
+        messages = [{"role": "user", "content": "u"}]
+        generation = await engine(server, api="chat").generate(request(messages=messages, tools=[WEIGHT]))
+        reply = HermesParser().parse(Characters().decode(generation.token_ids), truncated=False)
+        assert reply.content == "Let me see."
+        good, bad = reply.calls
+        assert (good.name, good.arguments) == ("weight", {"animal": 'cat "x"'})
+        assert "not valid JSON" in bad.message
+        assert server.bodies[0]["tools"] == [WEIGHT]
+
+    async def test_the_conversation_goes_back_in_the_protocols_own_fields(self, fake_server):
+        server = await fake_server(lambda path, body: chat_reply("done"))
+        call = '<tool_call>\n{"name": "weight", "arguments": {"animal": "cat"}}\n</tool_call>'
+        messages = [
+            {"role": "user", "content": "u"},
+            {"role": "assistant", "content": f"Hm. {call}"},
+            {"role": "tool", "tool_call_id": "call-0", "name": "weight", "content": "4 kg"},
+            {"role": "assistant", "content": f"{call} <tool_call>oops</tool_call>"},
+            {"role": "tool", "tool_call_id": "call-0", "name": "weight", "content": "4 kg"},
+            {"role": "tool", "tool_call_id": "call-1", "content": "not valid JSON"},
+        ]
+        await engine(server, api="chat").generate(request(messages=messages, tools=[WEIGHT]))
+        function = {"name": "weight", "arguments": '{"animal": "cat"}'}
+        assert server.bodies[0]["messages"] == [
+            {"role": "user", "content": "u"},
+            {
+                "role": "assistant",
+                "content": "Hm.",
+                "tool_calls": [{"id": "call-1-0", "type": "function", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": "call-1-0", "content": "4 kg"},
+            messages[3],  # the protocol cannot hold a malformed call
+            {"role": "user", "content": "<tool_response>\n4 kg\n</tool_response>"},
+            {"role": "user", "content": "<tool_response>\nnot valid JSON\n</tool_response>"},
+        ]
+
+    async def test_a_request_without_messages(self, fake_server):
+        server = await fake_server(lambda path, body: chat_reply("x"))
+        with pytest.raises(ValueError, match="names no messages"):
+            await engine(server, api="chat").generate(request())
+
+
+class TestFaults:
+    async def test_an_outage_that_passes(self, fake_server):
+        server = await fake_server(lambda path, body: exact() if len(server.requests) > 2 else 503)
+        assert (await engine(server).generate(request())).exact
+
+    async def test_an_outage_that_does_not(self, fake_server):
+        server = await fake_server(lambda path, body: server.HANG_UP)
+        with pytest.raises(InfrastructureError, match=r"request 'r': .*try 2 of 2") as caught:
+            await engine(server, retries=1).generate(request())
+        assert caught.value.where == "generate"
+
+    async def test_a_slow_server(self, fake_server):
+        server = await fake_server(lambda path, body: asyncio.Event().wait())
+        with pytest.raises(InfrastructureError, match=r"no answer within 0\.05 s"):
+            await engine(server, request_timeout_seconds=0.05).generate(request())
+
+    @pytest.mark.parametrize("status", [401, 403, 404])
+    async def test_what_no_request_can_mend(self, fake_server, status):
+        server = await fake_server(lambda path, body: status)
+        with pytest.raises(EngineError, match=f"the server cannot be used: .*{status}"):
+            await engine(server).generate(request())
+
+    @pytest.mark.parametrize(
+        "answer",
+        [{}, {"choices": []}, {"choices": {}}, {"choices": [{"text": "x"}]}, {"choices": [{"finish_reason": "stop"}]}],
+    )
+    async def test_json_that_is_no_completion(self, fake_server, answer):
+        server = await fake_server(lambda path, body: answer)
+        with pytest.raises(InfrastructureError, match="that is no completion"):
+            await engine(server).generate(request())
+
+    @pytest.mark.parametrize(("text", "max_tokens"), [("", 1), ("p", 0)])
+    async def test_requests_that_no_server_could_serve(self, fake_server, text, max_tokens):
+        server = await fake_server(lambda path, body: exact())
+        with pytest.raises(ValueError, match="request 'r'"):
+            await engine(server).generate(request(text, max_tokens=max_tokens))
+        assert server.requests == []
+
+    async def test_cancelling_hangs_up(self, fake_server):
+        asked = asyncio.Event()
+
+        async def hang(path, body):
+            asked.set()
+            await asyncio.Event().wait()
+
+        server = await fake_server(hang)
+        task = asyncio.create_task(engine(server).generate(request()))
+        async with asyncio.timeout(10):
+            await asked.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await server.hung_up.wait()
+
+
+@pytest.fixture(scope="module")
+def vllm_server(variants, tmp_path_factory):
+    """`python -m vllm.entrypoints.openai.api_server` with the small random model and a tokenizer."""
+    pytest.importorskip("vllm")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("served") / "model"
+    shutil.copytree(variants["untied"].first, folder)
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(300)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w3").save_pretrained(folder)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--model", str(folder), "--served-model-name", "tiny", "--enforce-eager"]
+    command += ["--dtype", "float32", "--max-model-len", "512", "--logprobs-mode", "processed_logprobs"]
+    command += ["--block-size", "32", "--kv-cache-memory-bytes", str(64 * 2**20), "--max-num-seqs", "16"]
+    command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192", "--disable-log-stats"]
+    environment = os.environ | {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    log = folder / "server.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+    try:
+        yield f"http://127.0.0.1:{port}/v1", process, log
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+
+
+async def _comes_up(url: str, process: subprocess.Popen, log) -> None:
+    import aiohttp
+
+    async with asyncio.timeout(200), aiohttp.ClientSession() as session:
+        while True:
+            assert process.poll() is None, log.read_text()[-3000:]
+            try:
+                async with session.get(url.removesuffix("/v1") + "/health") as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.2)
+
+
+@pytest.mark.stack
+@pytest.mark.slow
+async def test_vllms_own_server_is_as_exact_as_an_engine_of_ours(vllm_server, variants, reference):
+    import random
+
+    url, process, log = vllm_server
+    await _comes_up(url, process, log)
+    config = OpenAIConfig(base_url=url, model="tiny", processed_logprobs=True)
+    served = OpenAIEngine(config, model="", format=Characters())
+    requests = [
+        GenerationRequest(
+            request_id=str(i),
+            token_ids=random.Random(i).choices(range(10, 300), k=10 + i),
+            max_tokens=24,
+            sampling=SamplingConfig(temperature=0.7),
+            seed=2**62 + i,
+            stop_token_ids=(STOP, 40 + i),
+        )
+        for i in range(8)
+    ]
+    first = await asyncio.gather(*map(served.generate, requests))
+    again = await asyncio.gather(*map(served.generate, requests[::-1]))
+    for asked, generation, repeated in zip(requests, first, again[::-1], strict=True):
+        assert generation.exact
+        assert generation.token_ids == repeated.token_ids
+        whole = [*asked.token_ids, *generation.token_ids]
+        expected = reference(variants["untied"].first, whole, 0.7)[-len(generation.token_ids) :]
+        assert generation.logprobs == pytest.approx(expected, abs=1e-4)
+        stopped = generation.token_ids[-1] in asked.stop_token_ids
+        assert generation.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        assert not set(generation.token_ids[:-1]) & set(asked.stop_token_ids)
+    with pytest.raises(ValueError, match="answered 400"):  # the prompt leaves no room in the context
+        await served.generate(GenerationRequest(request_id="long", token_ids=[11] * 600, max_tokens=1))
+    with pytest.raises(EngineError, match="404"):
+        await OpenAIEngine(config.model_copy(update={"model": "other"}), model="", format=Characters()).generate(
+            requests[0]
+        )
+    await served.close()
