@@ -11,6 +11,7 @@ engine starts at the first run, and is the only thing to close.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from agentfly_lib.agents.blocking import run_blocking
@@ -132,7 +134,7 @@ class Agent(ABC):
     def from_config(cls, config: AgentSettings, model_name_or_path: str | Path, **options: Any) -> Self:
         """The agent of a recipe's `[agent]` table; `options` are arguments of the class that the table has not."""
         settings: dict[str, Any] = {
-            "tools": config.tools,
+            "tools": tuple(as_tools(config.tools, config.tool_settings).values()),
             "reward_fn": config.reward.name,
             "template": config.template,
             "system_prompt": config.system_prompt,
@@ -281,8 +283,14 @@ class Agent(ABC):
             object.__setattr__(self, name, value)
 
 
-def as_tools(tools: Iterable[Tool | str]) -> dict[str, Tool]:
-    """Tools by name, names resolved. Raises `ConfigError` for anything that cannot be called, or a name used twice."""
+def as_tools(
+    tools: Iterable[Tool | str], settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> dict[str, Tool]:
+    """Tools by name, names resolved, made with the `settings` of their name (a recipe's `agent.tool_settings`).
+
+    Raises `ConfigError` for anything that cannot be called, a name used twice, or settings that do not fit, and another
+    `UserError` for a tool that cannot work on this machine.
+    """
     found: dict[str, Tool] = {}
     for item in tools:
         tool = get_tool(item) if isinstance(item, str) else item
@@ -293,8 +301,15 @@ def as_tools(tools: Iterable[Tool | str]) -> dict[str, Tool]:
             raise ConfigError(f"tool {tool.name!r} is a method; take it from an instance")
         if tool.name in found:
             raise ConfigError(f"two tools are called {tool.name!r}; give one of them another name")
+        if tool.name in settings:
+            tool = tool.with_settings(settings[tool.name])
+        tool.check()
         _ = tool.schema  # a signature that cannot be described fails here, not in a rollout
         found[tool.name] = tool
+    for name in settings.keys() - found.keys():
+        near = difflib.get_close_matches(name, found, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the agent's tools: {', '.join(found) or 'none'}"
+        raise ConfigError(f"agent.tool_settings.{name}: the agent has no tool of that name; {hint}")
     return found
 
 

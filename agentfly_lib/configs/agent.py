@@ -93,6 +93,8 @@ class AgentSettings(Config):
     system_prompt: str | None = None
     tools: tuple[str, ...] = ("calculator",)
     """Tools we ship, or `package.module:name`."""
+    tool_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """By a tool's name: what that tool is made with. Which keys there are, the tool knows."""
     reward: RewardConfig = RewardConfig()
     max_turns: PositiveInt = 3
     """Turns that the policy may take."""

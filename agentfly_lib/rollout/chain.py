@@ -114,6 +114,8 @@ async def _run_to_the_end(
         failure = Failure(
             kind=FailureKind.INFRASTRUCTURE, message=f"{type(error).__name__}: {_one_line(error)}", where=run.stage
         )
+    finally:
+        await run.close()
     if failure is not None:
         run.events.error(failure.message, failure)
     return Trajectory(
@@ -205,6 +207,10 @@ class _Chain:
                 return outcome
             if not await self._go_on(outcome):
                 return StopReason.CONTEXT_FULL
+
+    async def close(self) -> None:
+        """Closes what the tools of this chain have opened; bounded in time, and goes on by itself if cancelled."""
+        await self._context.resources.aclose()
 
     def check_trainable(self, stop: StopReason) -> None:
         """Raises `PolicyError` if the policy sampled no token at all."""

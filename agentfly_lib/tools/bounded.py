@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ async def call_in_thread(function: Callable[[], Any]) -> Any:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
     context = contextvars.copy_context()
+    process = os.getpid()
 
     def deliver(outcome: Outcome) -> None:
         if not future.done():
@@ -69,6 +71,8 @@ async def call_in_thread(function: Callable[[], Any]) -> Any:
             outcome = Outcome(value=context.run(function))
         except BaseException as error:  # noqa: BLE001  foreign code may raise anything, SystemExit included
             outcome = Outcome(error=error)
+        if os.getpid() != process:
+            os._exit(0)  # The function forked and came back twice: this copy of the program ends here.
         with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits for this result any more.
             loop.call_soon_threadsafe(deliver, outcome)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentfly_lib.chat.calls import MalformedCall, ToolCall
+from agentfly_lib.resources.scope import ResourceScope
 from agentfly_lib.types import Problem
 
 __all__ = ["MalformedCall", "ToolCall", "ToolContext", "ToolResult"]
@@ -35,3 +36,7 @@ class ToolContext:
     """Its dataset row; free columns are in `problem.columns`."""
     state: dict[str, Any] = field(default_factory=dict)
     """Belongs to this trajectory alone, and lives from its first call to its end."""
+    resources: ResourceScope = field(default_factory=ResourceScope)
+    """What this trajectory has opened: `context.resources[spec]` for the tool's own `needs`, `await
+    context.resources.get(spec)` for anything else, `context.resources.at_end(closer)` to undo something. All of it is
+    closed when the trajectory ends, however it ends."""

@@ -1,7 +1,9 @@
 """Executes the calls of one turn: checked first, then concurrently, answered in call order, one reply per call.
 
-A call that cannot be executed, or whose tool fails, is an observation for the model, never an exception. If the turn
-holds a call of a finishing tool, that one runs after the calls before it, and those after it are not run.
+A call that cannot be executed, or whose tool fails, is an observation for the model, never an exception. Only what is
+not the model's business ends the trajectory: a `RolloutError` that a tool raises on purpose, and an
+`InfrastructureError` if what the tool needs cannot be opened. If the turn holds a call of a finishing tool, that one
+runs after the calls before it, and those after it are not run.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentfly_lib.errors import InfrastructureError, RolloutError
 from agentfly_lib.tools.bounded import Outcome, TimedOut, call_in_thread, run_bounded
 from agentfly_lib.tools.call import MalformedCall, ToolCall, ToolContext, ToolResult
 from agentfly_lib.tools.observation import cut, to_result
@@ -36,6 +39,8 @@ async def execute_calls(
     """Runs the calls of one turn; the results are in call order.
 
     default_timeout: seconds for a call whose tool sets no limit. max_chars: same for the length of observations.
+
+    Raises `RolloutError` (see above), once all calls that run at the same time have ended.
     """
     prepared = [_prepare(call, tools) for call in calls]
     last = next((i for i, item in enumerate(prepared) if isinstance(item, _Ready) and item.tool.finishes), len(calls))
@@ -45,7 +50,8 @@ async def execute_calls(
             return item
         return await _run(item, context, default_timeout=default_timeout, max_chars=max_chars)
 
-    results = list(await asyncio.gather(*(answer(item) for item in prepared[:last])))
+    answers = await asyncio.gather(*(answer(item) for item in prepared[:last]), return_exceptions=True)
+    results = [_result(outcome) for outcome in answers]
     if last < len(calls):
         results.append(await answer(prepared[last]))
         finisher = calls[last]
@@ -77,12 +83,15 @@ async def _run(ready: _Ready, context: ToolContext, *, default_timeout: float, m
     tool = ready.tool
     timeout = default_timeout if tool.timeout is None else tool.timeout
     limit = max_chars if tool.max_chars is None else tool.max_chars
+    await _open_needs(tool, context)
     outcome = await _call_once(ready, context, timeout)
     for attempt in range(tool.retries):
-        if outcome.error is None or isinstance(outcome.error, TimedOut):
+        if outcome.error is None or isinstance(outcome.error, TimedOut | RolloutError):
             break
         logger.debug("tool %s raised (attempt %d)", tool.name, attempt + 1, exc_info=outcome.error)
         outcome = await _call_once(ready, context, timeout)
+    if isinstance(outcome.error, RolloutError):
+        raise outcome.error
     if isinstance(outcome.error, TimedOut):
         return _refused(f"{tool.name} did not answer within {timeout:g} seconds.")
     if outcome.error is not None:
@@ -97,11 +106,36 @@ async def _call_once(ready: _Ready, context: ToolContext, timeout: float) -> Out
     if tool.arguments.context_name is not None:
         keywords[tool.arguments.context_name] = context
 
+    def call() -> Any:
+        value = tool.function(**keywords)
+        # What a value looks like as text is part of the tool's time, and off the event loop where the tool is.
+        return value if hasattr(value, "__await__") else to_result(value)
+
     async def run() -> ToolResult:
-        value = tool.function(**keywords) if tool.is_async else await call_in_thread(lambda: tool.function(**keywords))
-        return to_result(await value if hasattr(value, "__await__") else value)
+        value = call() if tool.is_async else await call_in_thread(call)
+        return value if isinstance(value, ToolResult) else to_result(await value)
 
     return await run_bounded(run(), timeout)
+
+
+async def _open_needs(tool: Tool, context: ToolContext) -> None:
+    if tool.needs is None:
+        return
+    try:
+        await context.resources.get(tool.needs)
+    except RolloutError:
+        raise
+    except Exception as error:
+        # Whatever keeps a resource from opening is no doing of the policy, and may go better on another try.
+        raise InfrastructureError(
+            f"what {tool.name} needs cannot be opened: {_describe(error)}", where=f"tool:{tool.name}"
+        ) from error
+
+
+def _result(outcome: ToolResult | BaseException) -> ToolResult:
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 def _refused(message: str) -> ToolResult:

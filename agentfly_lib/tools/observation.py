@@ -20,8 +20,8 @@ _NOTHING = "(no output)"
 def to_result(value: Any) -> ToolResult:
     """Any return value as a result.
 
-    A dict with the key `observation` is taken apart (`reward`, `finished` or `done`, `error`, `images`; other keys are
-    the tool's own business); other structured values become JSON; None says that there was no output.
+    A dict with the key `observation` is taken apart (`reward`, `finished` or `done`, `error`, `image` or `images`;
+    other keys are the tool's own business); other structured values become JSON; None says that there was no output.
     """
     if isinstance(value, ToolResult):
         return dataclasses.replace(value, observation=_text(value.observation))
@@ -32,7 +32,7 @@ def to_result(value: Any) -> ToolResult:
             finished=bool(value.get("finished", value.get("done", False))),
             env_reward=None if reward is None else _finite(reward),
             error=None if error is None else _text(error),
-            images=tuple(value.get("images") or ()),
+            images=_images(value),
         )
     return ToolResult(observation=_text(value))
 
@@ -42,6 +42,13 @@ def cut(text: str, max_chars: int) -> str:
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}\n[{len(text) - max_chars} more characters were cut]"
+
+
+def _images(value: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """One under `image`, several under `images`; a None is none."""
+    image, images = value.get("image"), value.get("images")
+    several = () if images is None else images if isinstance(images, list | tuple) else (images,)
+    return tuple(item for item in (image, *several) if item is not None)
 
 
 def _text(value: Any) -> str:

@@ -16,13 +16,15 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, overload
 
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.resources.spec import ResourceSpec
 from agentfly_lib.tools.schema import Arguments, read_signature
+from agentfly_lib.tools.settings import ToolSettings, read_settings
 
 __all__ = ["Tool", "tool"]
 
@@ -45,6 +47,14 @@ class Tool:
     """A successful call ends the trajectory."""
     retries: int = 0
     """Tries after the first when the function raises."""
+    needs: ResourceSpec | None = None
+    """What its calls need: opened before a trajectory's first one, then in `context.resources`, closed at its end."""
+    settings: ToolSettings | None = None
+    """What it was made with; see `with_settings`."""
+    make: Callable[[Any], Tool] | None = None
+    """Makes the same tool with other settings, of the type of `settings`."""
+    signature: Arguments | None = None
+    """What it takes, if that is not to be read from the function (a tool of another system, which brings a schema)."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -71,7 +81,7 @@ class Tool:
     @cached_property
     def arguments(self) -> Arguments:
         """Read on first use, when all names in its annotations exist. Raises `ConfigError`."""
-        return read_signature(self.function, tool=self.name)
+        return self.signature or read_signature(self.function, tool=self.name)
 
     @property
     def description(self) -> str:
@@ -97,6 +107,19 @@ class Tool:
             getattr(function, "__call__", None)  # noqa: B004  a callable object with an async __call__
         )
 
+    def check(self) -> None:
+        """Raises `UserError` if this tool cannot work here: asked before any rollout begins, not in one."""
+        if self.needs is not None:
+            self.needs.check()
+        if self.settings is not None:
+            self.settings.check(self.name)
+
+    def with_settings(self, values: Mapping[str, Any]) -> Tool:
+        """This tool, made with these settings. Raises `ConfigError` naming the key and the nearest valid one."""
+        if self.make is None or self.settings is None:
+            raise ConfigError(f"tool {self.name!r} has no settings")
+        return self.make(read_settings(type(self.settings), values, tool=self.name))
+
     @property
     def needs_instance(self) -> bool:
         """A method (its first parameter is `self`) that was not taken from an instance, and so cannot be executed."""
@@ -120,6 +143,9 @@ def tool(
     max_chars: int | None = None,
     finishes: bool = False,
     retries: int = 0,
+    needs: ResourceSpec | None = None,
+    settings: ToolSettings | None = None,
+    make: Callable[[Any], Tool] | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -131,6 +157,9 @@ def tool(
     max_chars: int | None = None,
     finishes: bool = False,
     retries: int = 0,
+    needs: ResourceSpec | None = None,
+    settings: ToolSettings | None = None,
+    make: Callable[[Any], Tool] | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Makes a tool of a function or method; bare, or with settings (see the fields of `Tool`).
 
@@ -150,6 +179,9 @@ def tool(
             max_chars=max_chars,
             finishes=finishes,
             retries=retries,
+            needs=needs,
+            settings=settings,
+            make=make,
         )
 
     return decorate(function) if function is not None else decorate

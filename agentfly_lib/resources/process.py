@@ -1,0 +1,439 @@
+"""Sandboxed processes: code that nobody trusts runs here, behind bubblewrap, and nowhere else.
+
+    async with open_process(ProcessSpec(memory_mib=256)) as process:
+        done = await process.run(["python3", "-c", "print(6 * 7)"], seconds=5)
+
+One sandbox is one set of namespaces: no network, a read-only root that holds `/usr`, the libraries and this Python's
+standard library and nothing else of the machine, an empty environment, a user of its own without privileges, a filter
+of system calls, and file systems in memory of limited size at `/workspace` and `/tmp`. It lives as long as the block;
+commands share its files, and so does a session, a process that stays and is asked again and again. Whatever happens to
+our own process, the kernel ends the sandbox with it.
+
+There is no unsandboxed way: without bubblewrap, `check` and `open_process` raise `SandboxUnavailableError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import struct
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentfly_lib.errors import SandboxError, SandboxUnavailableError
+from agentfly_lib.resources import keeper
+from agentfly_lib.resources.seccomp import filter_program
+
+__all__ = ["PYTHON", "WORKSPACE", "Completed", "Process", "ProcessSpec", "open_process"]
+
+START_SECONDS = 30.0
+"""Limit for a sandbox to come up; it takes about a tenth of a second."""
+GRACE_SECONDS = 10.0
+"""How much later than a command's own limit the sandbox as a whole is given up."""
+KILL_SECONDS = 10.0
+
+WORKSPACE = "/workspace"
+"""Where commands start, and the home directory inside."""
+PYTHON = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+"""The interpreter that every sandbox holds: this one, without what is installed beside it."""
+
+_KEEPER = "/run/keeper.py"
+_MIB = 1 << 20
+_FIRST_UID, _LAST_UID = 1_000_000_000, 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """What code in a sandbox may use up. Sandboxes of equal specs are alike, so that one trajectory needs only one."""
+
+    memory_mib: int = 512
+    """Address space of one process."""
+    processes: int = 64
+    """Processes and threads of the sandbox together."""
+    cpu_seconds: int = 300
+    """Processor time of one process, over its whole life."""
+    disk_mib: int = 64
+    """Size of `/workspace`, and the same again for `/tmp` and for `/dev/shm`."""
+    file_mib: int = 32
+    """Longest file."""
+    open_files: int = 256
+    """Files that one process may have open."""
+    read_only: tuple[str, ...] = ()
+    """More folders of the machine that are visible inside, at the same place."""
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Variables, beside the few that every sandbox has. Nothing of our own environment goes in."""
+
+    def __post_init__(self) -> None:
+        for name in ("memory_mib", "processes", "cpu_seconds", "disk_mib", "file_mib"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.open_files < 128:
+            raise ValueError(f"open_files={self.open_files} must be at least 128")
+
+    def check(self) -> None:
+        """Raises `SandboxUnavailableError` if this machine has no bubblewrap."""
+        _bubblewrap()
+
+    def open(self) -> AbstractAsyncContextManager[Process]:
+        """See `open_process`."""
+        return open_process(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """How a command ended, or what a session answered."""
+
+    stdout: str
+    stderr: str
+    cut_stdout: int
+    """Bytes beyond the limit, which are lost."""
+    cut_stderr: int
+    exit_code: int | None
+    """Negative: the signal that ended it. None: a session that answered and goes on."""
+    timed_out: bool
+    """It was killed at its time limit, with all that it had started."""
+    reply: str | None
+    """A session's answer."""
+    fresh: bool
+    """A session that had not been asked before."""
+
+
+@asynccontextmanager
+async def open_process(spec: ProcessSpec) -> AsyncIterator[Process]:
+    """A sandbox, for the length of the block. Raises `SandboxUnavailableError` or `SandboxError` if it cannot start."""
+    process = Process(spec)
+    try:
+        await process.start()
+        yield process
+    finally:
+        await process.close()
+
+
+class Process:
+    """A sandbox that runs commands. It is replaced, empty, by the next command if it has died."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self.spec = spec
+        self.starts = 0
+        """How often it was started; each time everything inside begins anew."""
+        self._box: _Box | None = None
+        self._starting = asyncio.Lock()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Brings it up now rather than at the first command."""
+        await self._alive()
+
+    async def run(
+        self, argv: Sequence[str], *, stdin: str = "", seconds: float = 10.0, max_bytes: int = 1 << 16
+    ) -> Completed:
+        """Runs a command in `/workspace` until it exits; what it leaves in the background goes on.
+
+        seconds: after this it is killed with all that it started, and with background processes of earlier commands.
+        max_bytes: of standard output, and the same of standard error; what comes after is counted and thrown away.
+
+        Raises `SandboxError` if the command cannot be started, or if the sandbox died.
+        """
+        request = {"op": "run", "argv": list(argv), "stdin": stdin, "seconds": seconds, "max_bytes": max_bytes}
+        return await (await self._alive()).ask(request, seconds)
+
+    async def ask(
+        self, session: str, argv: Sequence[str], message: str, *, seconds: float = 10.0, max_bytes: int = 1 << 16
+    ) -> Completed:
+        """Sends one line to a session, which is started by `argv` if it does not run, and waits for one line back.
+
+        The process reads messages from descriptor 3 and writes answers to 4; what it and its children print meanwhile
+        is in the result. If it ends or is out of time, `reply` is None and the next call starts it anew.
+        """
+        if "\n" in message:
+            raise ValueError("a message is one line")
+        request = {
+            "op": "ask",
+            "session": session,
+            "argv": list(argv),
+            "message": message,
+            "seconds": seconds,
+            "max_bytes": max_bytes,
+        }
+        return await (await self._alive()).ask(request, seconds)
+
+    async def close(self) -> None:
+        """Ends everything inside. A second call does nothing."""
+        self._closed = True
+        if self._box is not None:
+            await self._box.close()
+
+    async def _alive(self) -> _Box:
+        if self._closed:
+            raise SandboxError("the sandbox is closed")
+        async with self._starting:
+            if self._box is None or self._box.dead:
+                if self._box is not None:
+                    await self._box.close()
+                self._box = await _Box.start(self.spec)
+                self.starts += 1
+            return self._box
+
+
+class _Box:
+    """One bubblewrap process, and the conversation with the keeper inside."""
+
+    def __init__(self, process: asyncio.subprocess.Process, information: int) -> None:
+        self._process = process
+        self._information = information
+        # Descriptors of processes, which no other process can ever stand for, as it can for a number.
+        self._processes = [os.pidfd_open(process.pid)]
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._next = 0
+        self._complaints: deque[str] = deque(maxlen=20)
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._note_complaints())]
+
+    @classmethod
+    async def start(cls, spec: ProcessSpec) -> _Box:
+        program = _bubblewrap()
+        uid = _private_uid()
+        with contextlib.ExitStack() as files:
+            filtered = files.enter_context(_in_memory(_filter()))
+            name = f"sandbox:x:{65534 if uid is None else uid}:{65534 if uid is None else uid}"
+            users = files.enter_context(_in_memory(f"{name}::{WORKSPACE}:/bin/sh\n".encode()))
+            information, told = os.pipe()
+            files.callback(os.close, told)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    program,
+                    *("--info-fd", str(told)),
+                    *_arguments(spec, uid, filtered, users),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    pass_fds=[filtered, users, told],
+                    start_new_session=True,
+                )
+            except BaseException:
+                os.close(information)
+                raise
+        box = cls(process, information)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await box._ready
+        except BaseException as error:
+            await box.close()
+            if isinstance(error, TimeoutError):
+                raise SandboxError(f"a sandbox did not start within {START_SECONDS:g} s") from error
+            raise
+        return box
+
+    @property
+    def dead(self) -> bool:
+        return self._process.returncode is not None or self._tasks[0].done()
+
+    async def ask(self, request: Mapping[str, Any], seconds: float) -> Completed:
+        self._next += 1
+        number = self._next
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send({**request, "id": number})
+            async with asyncio.timeout(seconds + GRACE_SECONDS):
+                found = await answer
+        except TimeoutError as error:
+            self._kill()
+            raise SandboxError(
+                f"the sandbox gave no answer after {seconds + GRACE_SECONDS:g} s and was ended"
+            ) from error
+        except asyncio.CancelledError:
+            self._send({"id": 0, "op": "cancel", "target": number})
+            raise
+        finally:
+            self._waiting.pop(number, None)
+        if "error" in found:
+            raise SandboxError(found["error"])
+        return Completed(
+            stdout=found["stdout"],
+            stderr=found["stderr"],
+            cut_stdout=found["cut_stdout"],
+            cut_stderr=found["cut_stderr"],
+            exit_code=found["exit"],
+            timed_out=found["timed_out"],
+            reply=found["reply"],
+            fresh=found["fresh"],
+        )
+
+    async def close(self) -> None:
+        if self._information < 0:
+            return
+        self._kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_SECONDS):
+                await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for descriptor in (*self._processes, self._information):
+            os.close(descriptor)
+        self._processes, self._information = [], -1
+
+    def _kill(self) -> None:
+        # When process 1 of the sandbox ends, the kernel ends all the others. It ends by itself if we are gone.
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        for descriptor in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+
+    def _has_started(self) -> None:
+        # Told before anything runs inside.
+        with contextlib.suppress(ProcessLookupError):
+            self._processes.append(os.pidfd_open(json.loads(os.read(self._information, 4096))["child-pid"]))
+        self._ready.set_result(None)
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        data = json.dumps(message).encode()
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError, RuntimeError):  # it died: the listener tells whoever waits
+            self._process.stdin.write(struct.pack(">I", len(data)) + data)
+
+    async def _listen(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        try:
+            while True:
+                (length,) = struct.unpack(">I", await stream.readexactly(4))
+                message = json.loads(await stream.readexactly(length))
+                if message.get("ready"):
+                    self._has_started()
+                elif (answer := self._waiting.get(message.get("id"))) is not None and not answer.done():
+                    answer.set_result(message)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self._fail()
+
+    async def _fail(self) -> None:
+        """It has ended: everyone who waits learns so."""
+        self._kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_SECONDS):
+                await self._tasks[1]
+        said = " ".join(" ".join(self._complaints).split())[-500:]
+        if not self._ready.done():
+            self._ready.set_exception(SandboxUnavailableError(f"bubblewrap cannot start a sandbox here: {said}"))
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(SandboxError(f"the sandbox died, with all that was in it. {said}".strip()))
+
+    async def _note_complaints(self) -> None:
+        assert self._process.stderr is not None
+        while data := await self._process.stderr.read(4096):
+            self._complaints.append(data.decode("utf-8", "replace"))
+
+
+def _bubblewrap() -> str:
+    found = shutil.which("bwrap")
+    if found is None:
+        raise SandboxUnavailableError(
+            "code runs only in a sandbox, which bubblewrap makes, and `bwrap` is not installed here: "
+            "`apt-get install bubblewrap` (or `dnf install bubblewrap`), and try again"
+        )
+    if filter_program() is None:
+        raise SandboxUnavailableError(
+            f"there is no sandbox for a {os.uname().machine} processor; x86-64 and arm64 work"
+        )
+    return found
+
+
+def _filter() -> bytes:
+    program = filter_program()
+    assert program is not None  # `_bubblewrap` has looked
+    return program
+
+
+def _private_uid() -> int | None:
+    """A user id that nobody has, if we are root and may take one; otherwise None, and a user namespace hides ours."""
+    if os.geteuid() != 0:
+        return None
+    rows = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    if not any(inside <= _FIRST_UID and inside + count > _LAST_UID for inside, _, count in rows):
+        return None
+    return _FIRST_UID + secrets.randbelow(_LAST_UID - _FIRST_UID)
+
+
+def _arguments(spec: ProcessSpec, uid: int | None, filtered: int, users: int) -> list[str]:
+    disk = str(spec.disk_mib * _MIB)
+    settings = {
+        "uid": uid,
+        "cpu_seconds": spec.cpu_seconds,
+        "memory_bytes": spec.memory_mib * _MIB,
+        "processes": spec.processes if uid is not None or _counts_processes_per_namespace() else None,
+        "file_bytes": spec.file_mib * _MIB,
+        "open_files": spec.open_files,
+        "environment": dict(spec.environment),
+    }
+    return [
+        *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
+        # A root without privileges of its own is still the owner of root's files, so root gives its user up instead.
+        *(("--unshare-user", "--uid", "65534", "--gid", "65534") if uid is None else ()),
+        *("--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--hostname", "sandbox"),
+        *("--cap-drop", "ALL"),
+        *(("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if uid is not None else ()),
+        *("--perms", "0755", "--dir", "/etc", "--perms", "0755", "--dir", "/run"),
+        *_machine(spec.read_only),
+        *("--perms", "0644", "--ro-bind-data", str(users), "/etc/passwd"),
+        *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
+        *("--perms", "1777", "--size", disk, "--tmpfs", WORKSPACE),
+        *("--perms", "1777", "--size", disk, "--tmpfs", "/tmp"),  # noqa: S108
+        *("--perms", "1777", "--size", disk, "--tmpfs", "/dev/shm"),  # noqa: S108
+        *("--ro-bind", keeper.__file__, _KEEPER),
+        *("--remount-ro", "/"),
+        *("--chdir", WORKSPACE, "--seccomp", str(filtered)),
+        *("--", PYTHON, "-I", "-S", _KEEPER, json.dumps(settings)),
+    ]
+
+
+def _machine(read_only: Sequence[str]) -> list[str]:
+    """What is seen of the machine."""
+    arguments = ["--ro-bind", "/usr", "/usr"]
+    for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+        path = Path(name)
+        if path.is_symlink():
+            arguments += ["--symlink", os.readlink(path), name]
+        elif path.is_dir():
+            arguments += ["--ro-bind", name, name]
+    for name in ("/etc/alternatives", "/etc/ld.so.cache"):
+        arguments += ["--ro-bind-try", name, name]
+    prefix = Path(sys.base_prefix).resolve()
+    if not prefix.is_relative_to("/usr"):
+        folders = [prefix / name for name in ("bin", "lib", "lib64") if (prefix / name).is_dir()]
+    else:
+        folders = []
+    for folder in [*folders, *map(Path, read_only)]:
+        for parent in reversed(folder.parents):  # folders of the sandbox's own, that its user may enter
+            arguments += ["--perms", "0755", "--dir", str(parent)]
+        arguments += ["--ro-bind", str(folder), str(folder)]
+    return arguments
+
+
+def _counts_processes_per_namespace() -> bool:
+    """Older kernels count all processes of the user, ours included, and a limit would stop the first command."""
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
+
+
+@contextlib.contextmanager
+def _in_memory(data: bytes) -> Any:
+    """A descriptor from which bubblewrap reads this."""
+    descriptor = os.memfd_create("agentfly")
+    try:
+        os.write(descriptor, data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,84 @@
+"""What one trajectory holds: resources opened at first use, and closed together when it ends, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from agentfly_lib.resources.spec import ResourceSpec
+
+__all__ = ["CLOSE_SECONDS", "ResourceScope"]
+
+logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 30.0
+"""Limit for closing all that a scope holds."""
+
+
+class ResourceScope:
+    """Resources by their spec, and whatever else must be undone at the end.
+
+    Things are closed in the reverse order of their opening. One that fails or hangs is logged and costs nobody else.
+    """
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._opening: dict[ResourceSpec, asyncio.Future[Any]] = {}
+        self._used = False
+        self._closed = False
+
+    async def get(self, spec: ResourceSpec) -> Any:
+        """The resource of this spec; the first call opens it. Raises what opening it raised, each time anew."""
+        if self._closed:
+            raise RuntimeError("the trajectory has ended, and what it held is closed")
+        known = self._opening.get(spec)
+        if known is None or (known.done() and (known.cancelled() or known.exception() is not None)):
+            self._used = True
+            known = self._opening[spec] = asyncio.ensure_future(self._open(spec))
+        return await asyncio.shield(known)  # others may wait for the same one
+
+    def __getitem__(self, spec: ResourceSpec) -> Any:
+        """The resource of this spec, which must be open: a tool's own `needs` is before each of its calls."""
+        known = self._opening.get(spec)
+        if known is None or not known.done():
+            raise KeyError(f"{spec} is not open; name it as the tool's `needs`, or await `resources.get(...)`")
+        return known.result()
+
+    def at_end(self, closer: Callable[[], Awaitable[None]]) -> None:
+        """Has `closer` called when the trajectory ends."""
+        if self._closed:
+            raise RuntimeError("the trajectory has ended already")
+        self._used = True
+        self._stack.push_async_callback(closer)
+
+    async def aclose(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Closes everything, within `seconds`. Never raises what a resource raises. A second call does nothing.
+
+        If the caller is cancelled meanwhile, closing goes on by itself.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._used:
+            await asyncio.shield(asyncio.ensure_future(self._close(seconds)))
+
+    async def _open(self, spec: ResourceSpec) -> Any:
+        return await self._stack.enter_async_context(spec.open())
+
+    async def _close(self, seconds: float) -> None:
+        opening = [future for future in self._opening.values() if not future.done()]
+        for future in opening:
+            future.cancel()
+        try:
+            async with asyncio.timeout(seconds):
+                if opening:
+                    await asyncio.wait(opening)
+                await self._stack.aclose()
+        except TimeoutError:
+            logger.warning("closing what a trajectory held took more than %g s and was given up", seconds)
+        except Exception:
+            # The trajectory is over and its result stands; what a resource does at its end must not change that.
+            logger.exception("closing what a trajectory held failed")
