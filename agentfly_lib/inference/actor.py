@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from agentfly_lib.configs.run import RunConfig
 from agentfly_lib.errors import EngineError, InfrastructureError, ModelError
-from agentfly_lib.inference.canary import Canary
+from agentfly_lib.inference.canary import Canary, judge_reading
 from agentfly_lib.inference.generate import Generation, GenerationRequest
 from agentfly_lib.inference.server import EngineServer, EngineStatus, PackedRequest, pack_request, unpack_reply
 from agentfly_lib.inference.settings import EngineSettings, resolve_device
@@ -30,6 +30,7 @@ __all__ = [
     "engine_status",
     "ensure_engines",
     "load_weights",
+    "prove",
     "stop_engines",
     "weights_of",
 ]
@@ -132,7 +133,8 @@ def ensure_engines(config: RunConfig, model: ModelRef, *, namespace: str, policy
     """Find the run's engines, or start them with the weights of `model`, which are version `policy_version`.
 
     Idempotent. An engine that is found and answers is kept with whatever version it serves (the returned ref says
-    which); one that is dead, silent, or was started with other settings is replaced. Ray must be running. Blocks.
+    which, `prove` proves it); one that is dead, silent, or was started with other settings or from another model is
+    replaced. Ray must be running. Blocks.
 
     Raises:
         ModelError: the directory of `model` holds no config or no safetensors weights.
@@ -149,6 +151,7 @@ def ensure_engines(config: RunConfig, model: ModelRef, *, namespace: str, policy
         model_path=model.path,
         context_length=config.rollout.context_length,
         device=resolve_device(config.inference.device, gpu_count()),
+        model_fingerprint=model.fingerprint,
         policy_version=policy_version,
     )
     name = "engine-0"
@@ -191,6 +194,28 @@ def engine_status(ref: EngineRef) -> list[EngineStatus]:
 def engine_logprobs(ref: EngineRef, token_ids: tuple[int, ...]) -> list[float]:
     """Log-probs of `token_ids` [T] at temperature 1 under the served weights: [T - 1]. Raises `EngineError`."""
     return _call(ref.names[0], ref.namespace, "logprobs", token_ids, seconds=_CALL_SECONDS)
+
+
+def prove(ref: EngineRef, canary: Canary, *, tolerance: float) -> float:
+    """Prove that every engine serves the learner's weights now, without an update: for engines that were found.
+
+    Changes nothing and takes one prefill of the canary's tokens. Returns the largest mean difference of log-probs, in
+    nats per token. Blocks.
+
+    Raises:
+        EngineError: an engine is dead or silent.
+        CanaryError: the difference is more than `tolerance` (`inference.canary_tolerance`); the message holds the
+            figures. The engine may still be given the right weights (`load_weights`).
+    """
+    return max(
+        judge_reading(
+            canary,
+            _call(name, ref.namespace, "logprobs", canary.token_ids, seconds=_CALL_SECONDS),
+            tolerance=tolerance,
+            version=ref.policy_version,
+        )
+        for name in ref.names
+    )
 
 
 def stop_engines(ref: EngineRef) -> None:

@@ -8,13 +8,14 @@ weights, had they survived, would be found and used by it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from agentfly_lib.errors import CanaryError
 
-__all__ = ["Canary", "CanaryReading", "CanaryReport", "judge_canary"]
+__all__ = ["Canary", "CanaryReading", "CanaryReport", "judge_canary", "judge_reading"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +89,19 @@ def judge_canary(
             "need a larger inference.canary_tolerance, about 0.1"
         )
     return report
+
+
+def judge_reading(canary: Canary, logprobs: Sequence[float], *, tolerance: float, version: int) -> float:
+    """Mean difference of an engine's log-probs [T - 1] from the learner's, both said to be of `version`.
+
+    Raises `CanaryError` if it is more than `tolerance`, or not a number.
+    """
+    difference = np.abs(np.asarray(logprobs) - np.asarray(canary.logprobs))
+    mean = float(difference.mean())
+    if not mean <= tolerance:  # written so that NaN fails
+        raise CanaryError(
+            f"the engine that was found does not serve the learner's weights of version {version}: mean difference "
+            f"{mean:.3g}, largest {float(difference.max()):.3g}, tolerance {tolerance:.3g} nats per token; load the "
+            "learner's weights into it"
+        )
+    return mean

@@ -21,7 +21,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """One engine. Two engines of equal `digest` differ at most in their weights."""
+    """One engine. Two engines of equal `digest` were started alike from the same model; only the version may differ."""
 
     inference: InferenceConfig
     model_path: Path
@@ -29,15 +29,17 @@ class EngineSettings:
     context_length: int
     """Longest sequence, prompt and sampled tokens together."""
     device: Device
+    model_fingerprint: str = ""
+    """Hash of the model's files (`ModelRef.fingerprint`); empty where nobody looks for the engine again."""
     policy_version: int = 0
     """Version of the weights in `model_path`."""
 
     @property
     def digest(self) -> str:
-        """Hash of everything but the weights."""
+        """Hash of everything but the version: an engine that began with another model is another engine."""
         shape = (self.model_path / "config.json").read_bytes()
-        key = f"{self.inference.model_dump_json()} {self.context_length} {self.device}".encode()
-        return hashlib.sha256(key + b"\0" + shape).hexdigest()
+        key = f"{self.inference.model_dump_json()} {self.context_length} {self.device} {self.model_fingerprint}"
+        return hashlib.sha256(key.encode() + b"\0" + shape).hexdigest()
 
 
 def resolve_device(asked: Literal["auto", "cpu", "cuda"], gpus: int) -> Device:

@@ -83,11 +83,23 @@ async def test_an_engine_is_kept_while_it_lives_and_a_killed_one_is_noticed_with
     assert (await actor.RayGenerate(made).generate(request(10))).policy_version == 6
 
 
-async def test_an_engine_of_other_settings_is_not_kept(actor, ensure, model, engine_config):
+async def test_an_engine_of_other_settings_or_another_model_is_not_kept(actor, ensure, model, engine_config):
     await ensure()
-    for config in (engine_config(max_sequences=64), engine_config(dtype="bfloat16")):
-        settings = EngineSettings(inference=config.inference, model_path=model.path, context_length=512, device="cpu")
-        assert actor._status_of_living("engine-0", NAMESPACE, settings.digest) is None
+
+    def living(fingerprint=model.fingerprint, **inference):
+        settings = EngineSettings(
+            inference=engine_config(**inference).inference,
+            model_path=model.path,
+            context_length=512,
+            device="cpu",
+            model_fingerprint=fingerprint,
+        )
+        return actor._status_of_living("engine-0", NAMESPACE, settings.digest)
+
+    assert living() is not None
+    assert living(max_sequences=64) is None
+    assert living(dtype="bfloat16") is None
+    assert living(fingerprint="of another model at the same path") is None
 
 
 def end_the_engine(server):

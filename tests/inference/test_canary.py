@@ -5,7 +5,7 @@ import math
 import pytest
 
 from agentfly_lib.errors import CanaryError
-from agentfly_lib.inference.canary import Canary, CanaryReading, judge_canary
+from agentfly_lib.inference.canary import Canary, CanaryReading, judge_canary, judge_reading
 
 CANARY = Canary(token_ids=(5, 6, 7, 8), logprobs=(-1.0, -2.0, -3.0))
 
@@ -51,6 +51,14 @@ def test_the_same_weights_loaded_again_pass():
 def test_a_prompt_found_in_the_cache_after_the_update_fails():
     with pytest.raises(CanaryError, match="prefix cache of the old weights for 2 of 4"):
         judge([-9.0, -9.0, -9.0], [math.nan, math.nan, -3.0], cached=2)
+
+
+def test_an_engine_that_was_found_is_judged_without_an_update():
+    assert judge_reading(CANARY, [-1.0, -2.003, -3.0], tolerance=0.01, version=4) == pytest.approx(0.001)
+    with pytest.raises(CanaryError, match=r"found does not serve .* version 4: mean difference 0.1, largest 0.3"):
+        judge_reading(CANARY, [-1.0, -2.3, -3.0], tolerance=0.01, version=4)
+    with pytest.raises(CanaryError, match="mean difference nan"):
+        judge_reading(CANARY, [-1.0, math.nan, -3.0], tolerance=0.01, version=4)
 
 
 @pytest.mark.parametrize(("tokens", "logprobs"), [((1,), ()), ((1, 2), (-1.0, -1.0)), ((1, 2, 3), (-1.0,))])

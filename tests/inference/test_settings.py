@@ -54,8 +54,9 @@ def test_log_probs_are_those_of_the_sampled_distribution_and_the_models_defaults
     assert arguments["generation_config"] == "vllm"
 
 
-def test_the_digest_ignores_weights_and_version_but_not_the_shape(settings, tmp_path):
+def test_the_digest_ignores_the_version_but_neither_the_model_nor_its_shape(settings, tmp_path):
     assert replace(settings, policy_version=7).digest == settings.digest
+    assert replace(settings, model_fingerprint="another").digest != settings.digest
     assert replace(settings, context_length=256).digest != settings.digest
     before = settings.digest
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 16}))

@@ -120,6 +120,13 @@ async def test_requests_in_flight_are_held_through_an_update_and_finish(actor, s
     assert later.policy_version == 1
 
 
+def test_an_engine_that_was_found_is_proven_or_told_apart_without_an_update(actor, served, canaries):
+    assert actor.prove(served, canaries["first"], tolerance=1e-3) < 1e-5
+    with pytest.raises(CanaryError, match="found does not serve the learner's weights of version 0"):
+        actor.prove(served, canaries["second"], tolerance=1e-3)
+    assert actor.prove(served, canaries["first"], tolerance=1e-3) < 1e-5
+
+
 def test_a_missing_file_changes_nothing(actor, served, tmp_path):
     with pytest.raises(EngineError, match=r"no weights at .*gone\.safetensors"):
         actor.load_weights(served, tmp_path / "gone.safetensors", version=1, canary=None)
