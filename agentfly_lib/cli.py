@@ -56,11 +56,13 @@ def main() -> None:
 
 
 def _fail(error: BaseException | None, whole: BaseException) -> None:
+    from agentfly_lib.viewer.visible import visible
+
     if isinstance(error, UserError):
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(visible(f"error: {error}"), err=True)
         sys.exit(2)
     if isinstance(error, AgentFlyError):
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        typer.echo(visible(f"{type(error).__name__}: {error}"), err=True)
         typer.echo("Nothing that was finished is lost: run the same command again to go on.", err=True)
         sys.exit(1)
     raise whole

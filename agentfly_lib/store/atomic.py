@@ -95,7 +95,7 @@ def read_json(path: Path) -> Any:
         raise ShardError(f"{path} is missing") from error
     except OSError as error:
         raise ShardError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ShardError(
             f"{path} is not valid JSON ({error}); restore it or remove its directory to redo that stage"
         ) from error

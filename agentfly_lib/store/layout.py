@@ -16,18 +16,27 @@ These classes only name paths; they touch no disk except to list what is there.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["RunDirectory", "StepDirectory", "part_name"]
+__all__ = ["RunDirectory", "StepDirectory", "check_part_names", "part_name"]
 
 _MANIFEST = "MANIFEST.json"
 _NUMBER = re.compile(r"\d{6,}")
+_PART = re.compile(r"part-\d{5,}\.arrow", re.ASCII)
 
 
 def part_name(index: int) -> str:
     """File name of a step's part."""
     return f"part-{index:05d}.arrow"
+
+
+def check_part_names(names: Iterable[str]) -> None:
+    """Raises `ValueError` for a name that `part_name` never gives: a manifest must not lead to another directory."""
+    for name in names:
+        if not _PART.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a part, such as {part_name(0)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from agentfly_lib.errors import LedgerError, ShardError
 from agentfly_lib.store.atomic import ensure_directory, read_json, remove_leftovers, write_json
-from agentfly_lib.store.layout import StepDirectory, part_name
+from agentfly_lib.store.layout import StepDirectory, check_part_names, part_name
 from agentfly_lib.store.shards import PartInfo, inspect_part, read_index, read_part, write_part
 from agentfly_lib.types import TrajectoryGroup
 
@@ -48,6 +48,12 @@ class RolloutManifest(BaseModel):
     duplicates: int = 0
     """Groups that came a second time and were ignored."""
     complete: bool = False
+
+    @field_validator("parts")
+    @classmethod
+    def _named_parts(cls, parts: tuple[PartInfo, ...]) -> tuple[PartInfo, ...]:
+        check_part_names(part.name for part in parts)
+        return parts
 
     @property
     def problems(self) -> int:

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from agentfly_lib.errors import LedgerError, RewardError, ShardError
 from agentfly_lib.store.arrow import TableFile, TableKind, file_sha256, read_table, table_metadata, write_table
 from agentfly_lib.store.atomic import ensure_directory, remove_leftovers, sync_directory, write_json
-from agentfly_lib.store.layout import StepDirectory
+from agentfly_lib.store.layout import StepDirectory, check_part_names
 from agentfly_lib.store.manifest import RolloutManifest, load_manifest, read_rollout_manifest
 from agentfly_lib.store.shards import PartIndex, PartInfo, read_index
 from agentfly_lib.store.turns import dump_json
@@ -119,6 +119,12 @@ class ScoreManifest(BaseModel):
     complete: bool = False
     counts: dict[Outcome, int] = {}
     """Trajectories by outcome, set when complete; groups that the collection gave up count as dropped."""
+
+    @field_validator("parts")
+    @classmethod
+    def _named_parts(cls, parts: tuple[ScorePart, ...]) -> tuple[ScorePart, ...]:
+        check_part_names(part.name for part in parts)
+        return parts
 
 
 def write_scores(path: Path, scores: Sequence[Score], *, reward: str, rollouts_sha256: str = "") -> ScorePart:

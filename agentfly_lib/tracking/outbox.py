@@ -162,6 +162,8 @@ class Outbox:
         try:
             content = read_json(self._acknowledged_path)
             offset, sequence = int(content["offset"]), int(content["sequence"])
+            if offset < 0 or sequence < 0:
+                raise ValueError(f"offset {offset}, sequence {sequence}")
         except (ShardError, KeyError, TypeError, ValueError) as error:
             _logger.warning("%s: %s; everything is delivered again", self._acknowledged_path, error)
             return 0, 0

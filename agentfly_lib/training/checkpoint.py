@@ -22,7 +22,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from agentfly_lib.errors import ShardError
 from agentfly_lib.refs import CheckpointRef
@@ -42,7 +42,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
 _NAME = re.compile(r"\d{6,}")
@@ -57,15 +57,13 @@ class CheckpointState(BaseModel):
 
     format: int = FORMAT
     policy_version: int
-    step: int
-    """Steps done; the next one trains on the problems of this step (the order of problems is a function of it)."""
-    samples_seen: int
-    tokens_seen: int
+    """Also the steps done: the next one trains on the problems of this step."""
     nonfinite_in_row: int
     ranks: int
     zero_stage: int
     dtype: str
-    config_fingerprint: str
+    trained_with: dict[str, Any]
+    """What decides an update besides weights and shards (`training_identity`); must be equal to go on from here."""
 
 
 class _File(BaseModel):
@@ -157,12 +155,13 @@ def verify_checkpoint(ref: CheckpointRef) -> None:
 def read_state(path: Path) -> CheckpointState:
     """`state.json` of a checkpoint. Raises `ShardError` if it is missing, damaged or of another format."""
     try:
-        state = CheckpointState.model_validate_json((path / STATE).read_bytes())
-    except (OSError, ValidationError) as error:
+        values: Any = json.loads((path / STATE).read_bytes())
+        found = values.get("format") if isinstance(values, dict) else None
+        if isinstance(found, int) and found != FORMAT:
+            raise ShardError(f"{path / STATE} has format {found}, this program reads format {FORMAT}")
+        return CheckpointState.model_validate(values)
+    except (OSError, ValueError) as error:
         raise ShardError(f"{path / STATE} cannot be read: {_first_line(error)}") from error
-    if state.format != FORMAT:
-        raise ShardError(f"{path / STATE} has format {state.format}, this program reads format {FORMAT}")
-    return state
 
 
 def prune(directory: Path, keep_last: int) -> list[Path]:
@@ -199,7 +198,7 @@ def _check_sizes(path: Path) -> tuple[_File, ...]:
     try:
         values: Any = json.loads((path / MANIFEST).read_bytes())
         manifest = _Manifest.model_validate(values)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ShardError(f"{path / MANIFEST} cannot be read: {_first_line(error)}") from error
     if manifest.format != FORMAT:
         raise ShardError(f"{path / MANIFEST} has format {manifest.format}, this program reads format {FORMAT}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from agentfly_lib.chat import ChatFormat
@@ -16,6 +17,7 @@ from agentfly_lib.store.manifest import iter_groups, read_rollout_manifest
 from agentfly_lib.store.scored import load_scored_groups
 from agentfly_lib.types import TrajectoryGroup
 from agentfly_lib.viewer.text import render_trajectory
+from agentfly_lib.viewer.visible import visible
 
 __all__ = ["show_run"]
 
@@ -55,7 +57,7 @@ def _groups(directory: RunDirectory, number: int, console: Console) -> list[Traj
     try:
         return load_scored_groups(step)
     except AgentFlyError as error:
-        console.print(f"no rewards to show: {error}", style="yellow", highlight=False)
+        console.print(visible(f"no rewards to show: {error}"), style="yellow", highlight=False, markup=False)
     return [group for _, groups in iter_groups(step, read_rollout_manifest(step)) for group in groups]
 
 
@@ -63,6 +65,6 @@ def _chat(directory: RunDirectory, console: Console) -> ChatFormat | None:
     try:
         model = ModelRef.model_validate(read_json(directory.model_file))
         return ChatFormat.from_pretrained(model.path, template=load_config(directory.config_file).agent.template)
-    except AgentFlyError as error:
-        console.print(f"tokens are not shown: {error}", style="yellow", highlight=False)
+    except (AgentFlyError, ValidationError) as error:
+        console.print(visible(f"tokens are not shown: {error}"), style="yellow", highlight=False, markup=False)
         return None

@@ -18,6 +18,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from agentfly_lib.types import Message, Problem, Segment, StopReason, Trajectory, Turn
+from agentfly_lib.viewer.visible import visible
 
 __all__ = ["TokenText", "render_trajectory"]
 
@@ -54,14 +55,12 @@ def render_trajectory(trajectory: Trajectory, problem: Problem, chat: TokenText 
     `chat` is the format of the model that made the trajectory. Without one, only the messages are shown: which tokens
     were trained on cannot be seen then.
     """
-    parts: list[RenderableType] = [Rule(Text(f"{trajectory.id}  {_reward(trajectory)}"), align="left")]
+    parts: list[RenderableType] = [Rule(Text(visible(f"{trajectory.id}  {_reward(trajectory)}")), align="left")]
     parts.append(_summary(trajectory))
     if trajectory.failure is not None:
         failure = trajectory.failure
         tries = f" after {failure.attempts} tries" if failure.attempts > 1 else ""
-        parts.append(
-            Text(f"FAILED ({failure.kind}) at {failure.where}{tries}: {_visible(failure.message)}", "bold red")
-        )
+        parts.append(Text(visible(f"FAILED ({failure.kind}) at {failure.where}{tries}: {failure.message}"), "bold red"))
     if chat is None or not trajectory.segments:
         parts += _messages((*problem.messages, *trajectory.messages))
     else:
@@ -93,7 +92,7 @@ def _summary(trajectory: Trajectory) -> Text:
     ]
     if trajectory.attempt:
         facts.append(f"try {trajectory.attempt + 1}")
-    return Text(" · ".join(facts), "dim")
+    return Text(visible(" · ".join(facts)), "dim")
 
 
 def _reward(trajectory: Trajectory) -> str:
@@ -106,14 +105,14 @@ def _verdict(trajectory: Trajectory, problem: Problem) -> list[RenderableType]:
     if trajectory.env_reward is not None:
         lines.append(f"from the environment {trajectory.env_reward:g}")
     lines += [f"{name} = {_shorten(str(value), 80)}" for name, value in problem.columns.items()]
-    return [Text(_visible(" · ".join(lines)), "bold")]
+    return [Text(visible(" · ".join(lines)), "bold")]
 
 
 def _segment(segment: Segment, chat: TokenText, sampled_before: int) -> Iterator[RenderableType]:
     start = min((turn.start for turn in segment.turns), default=len(segment))
     prompt = "".join(piece for piece, _ in _pieces(segment, 0, start, chat))
     yield _label("prompt", f"{_count(start, 'token')}, not trained on")
-    yield _body(Text(_visible(_middle_cut(prompt, _PROMPT_LINES)), "dim"))
+    yield _body(Text(visible(_middle_cut(prompt, _PROMPT_LINES)), "dim"))
     number = sampled_before
     for turn in segment.turns:
         if turn.sampled:
@@ -123,13 +122,13 @@ def _segment(segment: Segment, chat: TokenText, sampled_before: int) -> Iterator
         else:
             yield _label(_speaker(turn.message), _observed_facts(turn))
             text = "".join(piece for piece, _ in _pieces(segment, turn.start, turn.end, chat))
-            yield _body(Text(_visible(text or _content(turn.message)), "dim"))
+            yield _body(Text(visible(text or _content(turn.message)), "dim"))
 
 
 def _trained(segment: Segment, turn: Turn, chat: TokenText) -> Text:
     text = Text().append(_OPEN, "bold")
     for piece, logprob in _pieces(segment, turn.start, turn.end, chat):
-        text.append(_visible(piece), f"underline {_shade(logprob)}")
+        text.append(visible(piece), f"underline {_shade(logprob)}")
     return text.append(_CLOSE, "bold")
 
 
@@ -163,12 +162,12 @@ def _observed_facts(turn: Turn) -> str:
 def _messages(messages: Iterable[Message]) -> Iterator[RenderableType]:
     for message in messages:
         yield _label(_speaker(message), "")
-        yield _body(Text(_visible(_content(message))))
+        yield _body(Text(visible(_content(message))))
 
 
 def _speaker(message: Message) -> str:
     name = message.get("name")
-    return _visible(f"{message.get('role', '?')} {name}" if name else str(message.get("role", "?")))
+    return visible(f"{message.get('role', '?')} {name}" if name else str(message.get("role", "?")))
 
 
 def _content(message: Message) -> str:
@@ -189,23 +188,6 @@ def _shade(logprob: float) -> str:
     if math.isnan(logprob):
         return "magenta"
     return next(style for probability, style in _SHADES if math.exp(logprob) >= probability)
-
-
-def _visible(text: str) -> str:
-    """Control characters as the pictures that Unicode has for them, except line ends and tabs."""
-    return "".join(
-        character
-        if character in "\n\t" or character.isprintable() or not _controls(character)
-        else chr(0x2400 + ord(character))
-        if ord(character) < 0x20
-        else "\N{REPLACEMENT CHARACTER}"
-        for character in text
-    )
-
-
-def _controls(character: str) -> bool:
-    code = ord(character)
-    return code < 0x20 or 0x7F <= code < 0xA0 or 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069
 
 
 def _middle_cut(text: str, limit: int) -> str:

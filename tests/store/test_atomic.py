@@ -83,9 +83,10 @@ def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path):
 def test_reading_names_the_file_that_is_missing_or_broken(tmp_path):
     with pytest.raises(ShardError, match=r"x\.json is missing"):
         atomic.read_json(tmp_path / "x.json")
-    (tmp_path / "x.json").write_text('{"half":')
-    with pytest.raises(ShardError, match=r"x\.json is not valid JSON"):
-        atomic.read_json(tmp_path / "x.json")
+    for text in ('{"half":', "[" * 100_000, "9" * 5000):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(ShardError, match=r"x\.json is not valid JSON"):
+            atomic.read_json(tmp_path / "x.json")
 
 
 def _is_dir(descriptor: int) -> bool:

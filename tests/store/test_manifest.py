@@ -167,6 +167,17 @@ class TestRecovery:
         with pytest.raises(ShardError, match=message):
             open_store(step)
 
+    @pytest.mark.parametrize(
+        "name", ["../part-00000.arrow", "/tmp/part-00000.arrow", "part-.arrow", "part-00000.arrow\n"]
+    )
+    def test_a_manifest_that_names_a_part_elsewhere_is_refused(self, step, make_group, name):
+        open_store(step).append([make_group("0-0")])
+        manifest = json.loads(step.rollout_manifest.read_text())
+        manifest["parts"][0]["name"] = name
+        step.rollout_manifest.write_text(json.dumps(manifest))
+        with pytest.raises(ShardError, match=r"parts: .* is not the name of a part"):
+            open_store(step)
+
     def test_an_unlisted_part_of_another_shape_is_refused(self, step, make_group):
         open_store(step)
         write_part(step.rollouts / "part-00000.arrow", [make_group("0-0", stops=(StopReason.FINISHED,))], step=0)

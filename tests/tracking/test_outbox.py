@@ -98,12 +98,13 @@ def test_an_unreadable_line_in_the_middle_is_passed_over(tmp_path: Path):
     second.close()
 
 
-def test_a_broken_acknowledgement_delivers_again_rather_than_never(tmp_path: Path):
+@pytest.mark.parametrize("broken", ["{", '{"offset": -1, "sequence": 1}'])
+def test_a_broken_acknowledgement_delivers_again_rather_than_never(tmp_path: Path, broken: str):
     first = Outbox(tmp_path)
     first.append("a", {})
     first.acknowledge(first.read(1)[0])
     first.close()
-    (tmp_path / "acknowledged.json").write_text("{")
+    (tmp_path / "acknowledged.json").write_text(broken)
 
     second = Outbox(tmp_path)
 

@@ -152,6 +152,17 @@ def test_a_models_output_cannot_steer_the_terminal_or_the_markup():
     assert "␛[2J[red]x␇␍" in text
 
 
+def test_neither_can_names_nor_columns():
+    steer = "\x1b[2J\x9b1m\ud800"
+    failure = Failure(kind=FailureKind.TOOL, message=steer, where=f"tool:{steer}")
+    made = trajectory(id=steer, problem_id=steer, stop=StopReason.FAILED, failure=failure, reward_parts={steer: 1.0})
+    problem = Problem(id=steer, messages=({"role": steer, "content": steer},), columns={steer: steer})
+    for chat in (Bytes(), "none"):
+        text = shown(made, chat, problem=problem)
+        assert not {"\x1b", "\x9b", "\ud800"} & set(text)
+        assert text.count("␛[2J\ufffd1m\ufffd") >= 5
+
+
 def test_a_long_prompt_is_cut_in_the_middle_and_says_so():
     prompt = "\n".join(f"line {index}" for index in range(100))
     text = shown(trajectory(segment(prompt, ("four", CALL))), Bytes())
