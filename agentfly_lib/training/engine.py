@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from agentfly_lib.configs import LearnerConfig, OptimConfig
 from agentfly_lib.errors import LearnerError
+from agentfly_lib.training.identity import extensions_directory
 from agentfly_lib.training.policy import PolicyModule
 
 __all__ = ["GuardedAdamW", "TrainingEngine", "join_process_group"]
@@ -141,7 +142,9 @@ def join_process_group(*, rank: int, world: int, address: str, port: int, device
                 f"rank {rank} of {world}; use a new process"
             )
         return
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", MASTER_ADDR=address, MASTER_PORT=str(port))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0")
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(extensions_directory())
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from agentfly_lib.configs import RunConfig
 from agentfly_lib.errors import LearnerError, ShardError
-from agentfly_lib.refs import CheckpointRef, StepReport
+from agentfly_lib.refs import CheckpointRef, ModelRef, StepReport
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.scored import load_scored_groups
 from agentfly_lib.training.checkpoint import (
@@ -27,11 +27,8 @@ from agentfly_lib.training.checkpoint import (
     staging_directory,
     verify_checkpoint,
 )
-from agentfly_lib.training.engine import (
-    TrainingEngine,
-    join_process_group,
-)
-from agentfly_lib.training.identity import learner_fingerprint
+from agentfly_lib.training.engine import TrainingEngine, join_process_group
+from agentfly_lib.training.identity import differences, training_identity
 from agentfly_lib.training.metrics import finite_only, sample_metrics
 from agentfly_lib.training.packing import plan_step, to_batch
 from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
@@ -62,15 +59,15 @@ class LearnerRank:
         address: str,
         port: int,
         config: RunConfig,
-        model_path: Path,
+        model: ModelRef,
         checkpoint: CheckpointRef | None = None,
     ) -> int:
         """Joins the other ranks and loads weights: of the checkpoint if there is one, else of the model directory.
 
         Returns the policy version. Raises `ModelError`, `ShardError` (a damaged checkpoint, naming the file) or
-        `LearnerError` (a checkpoint of another shape).
+        `LearnerError` (a checkpoint of another shape or another config, naming the keys).
         """
-        self.rank, self.world, self.config, self.model_path = rank, world, config, model_path
+        self.rank, self.world, self.config, self.model = rank, world, config, model
         self.device = _device(config.learner.device)
         state = self._check(checkpoint) if checkpoint is not None else None
         if self.device.type == "cpu":
@@ -78,20 +75,19 @@ class LearnerRank:
         join_process_group(rank=rank, world=world, address=address, port=port, device=self.device)
 
         dtype = getattr(torch, config.learner.dtype)
-        model = load_policy(model_path, dtype)
-        self._vocab_size = int(model.config.get_text_config().vocab_size)
+        policy_model = load_policy(model.path, dtype)
+        self._vocab_size = int(policy_model.config.get_text_config().vocab_size)
         if config.learner.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        policy = PolicyModule(model, logit_chunk_tokens=config.learner.logit_chunk_tokens)
+            policy_model.gradient_checkpointing_enable({"use_reentrant": False})
+        policy = PolicyModule(policy_model, logit_chunk_tokens=config.learner.logit_chunk_tokens)
         self.engine = TrainingEngine(policy, learner=config.learner, optim=config.optim, device=self.device)
         self._reference = self._load_reference(dtype)
         self._report: StepReport | None = None
         self._canary: list[float] | None = None
-        self.policy_version = self._nonfinite = self._samples_seen = self._tokens_seen = 0
+        self.policy_version = self._nonfinite = 0
         if checkpoint is not None and state is not None:
             self.engine.load(checkpoint.path / "deepspeed", _TAG)
             self.policy_version, self._nonfinite = state.policy_version, state.nonfinite_in_row
-            self._samples_seen, self._tokens_seen = state.samples_seen, state.tokens_seen
         dist.barrier()
         self.clean = True
         return self.policy_version
@@ -144,8 +140,6 @@ class LearnerRank:
         with seconds.part("canary"):
             self._canary = self.canary_logprobs(self.canary_token_ids)
         self._nonfinite = work.nonfinite_in_row
-        self._samples_seen += report.trained_trajectories
-        self._tokens_seen += report.loss_tokens
         self.policy_version = step + 1
         total = before + time.perf_counter() - start
         work_seconds = sum(seconds.by_part[part] for part in ("forward_backward", "optimizer", "old_logprobs"))
@@ -227,7 +221,7 @@ class LearnerRank:
         dist.barrier()
         ref = None
         if self.rank == 0:
-            copy_model_files(self.model_path, staging / "hf")
+            copy_model_files(self.model.path, staging / "hf")
             write_weights(staging / "hf" / "model.safetensors", weights, policy_version=self.policy_version)
             ref = seal(path, self._state())
         dist.barrier()
@@ -237,14 +231,11 @@ class LearnerRank:
         learner = self.config.learner
         return CheckpointState(
             policy_version=self.policy_version,
-            step=self.policy_version,
-            samples_seen=self._samples_seen,
-            tokens_seen=self._tokens_seen,
             nonfinite_in_row=self._nonfinite,
             ranks=self.world,
             zero_stage=learner.zero_stage,
             dtype=learner.dtype,
-            config_fingerprint=learner_fingerprint(self.config, self.model_path),
+            trained_with=training_identity(self.config, self.model),
         )
 
     def _check(self, checkpoint: CheckpointRef) -> CheckpointState:
@@ -258,13 +249,18 @@ class LearnerRank:
                 f"the config asks for {wanted[0]} rank(s), ZeRO {wanted[1]}, {wanted[2]}. Go on with the former, or "
                 f"start a new run from {checkpoint.path / 'hf'}"
             )
+        if found := differences(state.trained_with, training_identity(self.config, self.model)):
+            raise LearnerError(
+                f"{checkpoint.path} was written under another config: {'; '.join(found)}. Go on with the former, or "
+                f"start a new run from {checkpoint.path / 'hf'}"
+            )
         return state
 
     def _load_reference(self, dtype: torch.dtype) -> PolicyModule | None:
         """The starting policy, whole on every rank, frozen; only if the KL penalty is on."""
         if self.config.algorithm.kl.coefficient == 0:
             return None
-        model = load_policy(self.model_path, dtype).eval().requires_grad_(False)
+        model = load_policy(self.model.path, dtype).eval().requires_grad_(False)
         return PolicyModule(model, logit_chunk_tokens=self.config.learner.logit_chunk_tokens).to(self.device)
 
 

@@ -93,7 +93,7 @@ class LearnerActor:
             address=address,
             port=port,
             config=config,
-            model_path=model.path,
+            model=model,
             checkpoint=checkpoint,
         )
 
@@ -187,13 +187,13 @@ async def ensure_learner(
 ) -> LearnerRef:
     """Ranks that are ready, and the version they hold: those already running if they fit, else new ones.
 
-    Running ranks fit if they answer, agree, were set up for the same algorithm, optimizer and learner, and are not
-    behind the checkpoint. New ones start from the checkpoint, or from the model if there is none.
+    Running ranks fit if they answer, agree, were set up for the same model, algorithm, optimizer and learner, and
+    are not behind the checkpoint. New ones start from the checkpoint, or from the model if there is none.
     Raises `LearnerError` if they cannot be started within `learner.start_timeout_seconds`, `ConfigError` if there are
     too few GPUs, `ModelError` or `ShardError` if model or checkpoint cannot be used.
     """
     names = tuple(f"{run_name}-learner-{rank}" for rank in range(config.learner.ranks))
-    fingerprint = learner_fingerprint(config, model.path)
+    fingerprint = learner_fingerprint(config, model)
     present = _existing(f"{run_name}-learner-", namespace)
     if set(present) == set(names):
         version = await _held_version([present[name] for name in names], fingerprint)

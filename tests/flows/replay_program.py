@@ -23,7 +23,7 @@ def main(run: Path, weights: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     rank = LearnerRank()
-    rank.setup(rank=0, world=1, address="127.0.0.1", port=port, config=config, model_path=model.path)
+    rank.setup(rank=0, world=1, address="127.0.0.1", port=port, config=config, model=model)
     for step in directory.steps():
         rank.update(directory.step(step).path, step)
     rank.export_weights(weights, config.run.steps)

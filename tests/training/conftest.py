@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from agentfly_lib.refs import ModelRef
+
 
 def _load_factories() -> ModuleType:
     name = "agentfly_training_test_factories"
@@ -52,7 +54,9 @@ def learner(factories: ModuleType, tiny_model: Path, free_port: Callable[[], int
 
     alive: list[LearnerRank] = []
 
-    def make(*, model: Path = tiny_model, checkpoint: Any = None, **sections: dict[str, Any]) -> LearnerRank:
+    def make(
+        *, model: Path = tiny_model, fingerprint: str = "tiny", checkpoint: Any = None, **sections: dict[str, Any]
+    ) -> LearnerRank:
         while alive:
             alive.pop().close()
         rank = LearnerRank()
@@ -62,7 +66,7 @@ def learner(factories: ModuleType, tiny_model: Path, free_port: Callable[[], int
             address="127.0.0.1",
             port=free_port(),
             config=factories.run_config(**sections),
-            model_path=model,
+            model=ModelRef(path=model, fingerprint=fingerprint),
             checkpoint=checkpoint,
         )
         alive.append(rank)

@@ -12,7 +12,7 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 import factories
 
 from agentfly_lib.configs import RunConfig
-from agentfly_lib.refs import CheckpointRef
+from agentfly_lib.refs import CheckpointRef, ModelRef
 from agentfly_lib.training.learner import LearnerRank
 
 
@@ -25,7 +25,7 @@ def main(spec_path: str) -> None:
         address="127.0.0.1",
         port=spec["port"],
         config=RunConfig.model_validate(spec["config"]),
-        model_path=Path(spec["model"]),
+        model=ModelRef(path=Path(spec["model"]), fingerprint="tiny"),
         checkpoint=CheckpointRef.model_validate(spec["checkpoint"]) if spec["checkpoint"] else None,
     )
     reports = []

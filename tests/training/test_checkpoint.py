@@ -23,14 +23,11 @@ from agentfly_lib.training.checkpoint import (
 def state(version: int) -> CheckpointState:
     return CheckpointState(
         policy_version=version,
-        step=version,
-        samples_seen=7,
-        tokens_seen=70,
         nonfinite_in_row=0,
         ranks=1,
         zero_stage=0,
         dtype="float32",
-        config_fingerprint="f",
+        trained_with={"optim": {"lr": 1e-3}},
     )
 
 
@@ -48,6 +45,13 @@ def test_a_sealed_checkpoint_is_found_and_verified(tmp_path: Path) -> None:
     verify_checkpoint(ref)
     assert read_state(ref.path) == state(12)
     assert sorted(item.name for item in tmp_path.iterdir()) == ["000012"]
+
+
+def test_a_checkpoint_of_another_format_says_so(tmp_path: Path) -> None:
+    ref = save(tmp_path, 1)
+    (ref.path / "state.json").write_text('{"format": 1, "step": 1}')
+    with pytest.raises(ShardError, match=r"state\.json has format 1, this program reads format 2"):
+        read_state(ref.path)
 
 
 def test_the_newest_by_number(tmp_path: Path) -> None:

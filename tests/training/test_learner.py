@@ -290,6 +290,13 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(learner: Make, factories: Mo
     ref = learner().save_checkpoint(tmp_path / "000000")
     with pytest.raises(LearnerError, match="ZeRO 0, float32"):
         learner(checkpoint=ref, learner={"zero_stage": 2})
+    with pytest.raises(
+        LearnerError, match=r"another config: optim\.lr: 0\.01 -> 0\.5; optim\.minibatches: 1 -> 2\. Go on"
+    ):
+        learner(checkpoint=ref, optim={"lr": 0.5, "minibatches": 2})
+    with pytest.raises(LearnerError, match="another config: model: 'tiny' -> 'changed'"):
+        learner(checkpoint=ref, fingerprint="changed")
+    assert learner(checkpoint=ref, learner={"microbatch_tokens": 32}).policy_version == 0  # no part of what is learnt
     target = next((ref.path / "deepspeed").rglob("*.pt"))
     content = bytearray(target.read_bytes())
     content[len(content) // 2] ^= 1
