@@ -11,8 +11,10 @@ What is special here, and why:
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
+import socket
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from agentfly_lib.configs import LearnerConfig, OptimConfig
 from agentfly_lib.errors import LearnerError
@@ -132,6 +135,7 @@ class TrainingEngine:
 def join_process_group(*, rank: int, world: int, address: str, port: int, device: torch.device) -> None:
     """Makes this process one of `world` ranks. Collective.
 
+    Nothing listens beyond `address`, nor beyond this machine if that is a loopback address or there is one rank.
     Once per process: DeepSpeed keeps references to the first group for good. A second call with the same rank and
     world is content with the group that there is; another one raises `LearnerError`.
     """
@@ -150,13 +154,29 @@ def join_process_group(*, rank: int, world: int, address: str, port: int, device
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # The shared-memory transport would be compiled on first use, for minutes.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # type: ignore[attr-defined]
-    deepspeed.init_distributed(
-        dist_backend="nccl" if device.type == "cuda" else "gloo",
-        auto_mpi_discovery=False,
-        timeout=COLLECTIVE_TIMEOUT,
+    if world == 1 or ipaddress.ip_address(address).is_loopback:
+        os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend,
+        store=_store(rank=rank, world=world, address=address, port=port),
         rank=rank,
         world_size=world,
+        timeout=COLLECTIVE_TIMEOUT,
+        device_id=torch.device("cuda", 0) if device.type == "cuda" and world > 1 else None,
     )
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=COLLECTIVE_TIMEOUT)
+
+
+def _store(*, rank: int, world: int, address: str, port: int) -> Store:
+    """Where the ranks find each other. Rank 0 serves it on `address` alone: torch itself would listen on every one."""
+    if world == 1:
+        return HashStore()
+    listener = None
+    if rank == 0:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, port), family=family, backlog=max(128, 2 * world)).detach()
+    return TCPStore(address, port, world, is_master=rank == 0, timeout=COLLECTIVE_TIMEOUT, master_listen_fd=listener)
 
 
 def _deepspeed_config(learner: LearnerConfig, optim: OptimConfig) -> dict[str, Any]:
