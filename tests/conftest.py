@@ -1,9 +1,10 @@
-"""What tests of several areas share: one private Ray for the whole session, because a process can have only one, and a
-server that misbehaves on demand."""
+"""What tests of several areas share: one private Ray for the whole session, because a process can have only one, a look
+at where processes listen, and a server that misbehaves on demand."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -20,6 +21,24 @@ def ray_session() -> Iterator[None]:
 
     with start_ray(RayConfig(), cpus_needed=8, namespace="tests"):
         yield
+
+
+@pytest.fixture(scope="session")
+def listening() -> Callable[[int], set[str]]:
+    """`listening(pid)`: the addresses on which a process and its descendants accept connections."""
+    import psutil
+
+    def addresses(pid: int) -> set[str]:
+        found: set[str] = set()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(pid)
+            for process in (root, *root.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    connections = process.net_connections(kind="inet")
+                    found |= {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
+        return {address.removeprefix("::ffff:") for address in found}
+
+    return addresses
 
 
 class FakeServer:

@@ -1,13 +1,11 @@
 """A private Ray ends with its driver, however the driver ends."""
 
-import contextlib
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from agentfly_lib.cluster import gpu_count
@@ -65,18 +63,10 @@ def gone(folder: Path, seconds: float) -> bool:
     return False
 
 
-def listening(process: int) -> set[str]:
-    """Addresses on which a process accepts connections."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        connections = psutil.Process(process).net_connections(kind="inet")
-        return {c.laddr.ip.removeprefix("::ffff:") for c in connections if c.status == psutil.CONN_LISTEN}
-    return set()
-
-
 @pytest.mark.stack
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_driver_leaves_no_process_and_no_folder(driver, end):
+def test_a_killed_driver_leaves_no_process_and_no_folder(driver, end, listening):
     folder = Path(driver.stdout.readline().strip())
     assert folder.name.startswith("agentfly-")
     assert folder.stat().st_mode & 0o777 == 0o700

@@ -63,7 +63,11 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core shares our thread: half the memory and start-up time
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
+        # An engine lives on one machine: whatever its processes say to each other stays on the loopback interface.
         "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_LOOPBACK_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner that the CPU build has too, so that one path is tested
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",

@@ -150,6 +150,12 @@ async def test_a_cancelled_request_is_aborted_in_the_engine(served, generate, in
             pass
 
 
+def test_an_engine_listens_on_the_loopback_interface_alone(served, listening):
+    from agentfly_lib.inference.actor import engine_status
+
+    assert listening(engine_status(served)[0].pid) <= {"127.0.0.1", "::1"}
+
+
 async def test_a_request_over_its_time_limit_fails_as_infrastructure_and_is_aborted(served, generate, inside):
     def limit(seconds):
         def set_limit(server):

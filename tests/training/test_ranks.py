@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from agentfly_lib.refs import LearnerRef, ModelRef  # noqa: E402
 from agentfly_lib.training.ranks import Learner, ensure_learner  # noqa: E402
 
 NAMESPACE = "learner-tests"
+LOOPBACK = {"127.0.0.1", "::1"}
 
 
 @pytest.fixture
@@ -71,11 +72,14 @@ def scored_step(tmp_path: Path, factories: ModuleType) -> Path:
 
 
 @pytest.mark.timeout(300)
-async def test_the_life_of_a_learner(ranks: Any, scored_step: Path, tmp_path: Path) -> None:
+async def test_the_life_of_a_learner(
+    ranks: Any, scored_step: Path, tmp_path: Path, listening: Callable[[int], set[str]]
+) -> None:
     learner, ref = await ranks()
     assert ref.policy_version == 0
     assert len(ref.names) == 2
     pids = [status.pid for status in await learner.status()]
+    assert [listening(pid) - LOOPBACK for pid in pids] == [set(), set()]
 
     # Asked again: the same processes. Asked for the same step again: the same report, and no second update.
     report = await learner.update(scored_step, 0)
