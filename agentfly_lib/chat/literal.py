@@ -7,6 +7,8 @@ What the template itself writes stays as it is.
 
 Special tokens are guarded in every message and in tool schemas. In tool results, which come from outside, tags with a
 token of their own are too (`</tool_response>`, `<tool_call>`, ...), so that a result cannot end itself and call a tool.
+Where a content is a list of parts, which a template may join, the beginning of a spelling at a part's end is guarded
+as well.
 """
 
 from __future__ import annotations
@@ -53,8 +55,10 @@ class LiteralGuard:
 
     def __init__(self, tokenizer: Any) -> None:
         added = list(tokenizer.added_tokens_decoder.values())
-        self._special = _pattern(token.content for token in added if token.special)
-        self._markup = _pattern(token.content for token in added if token.special or _TAG.fullmatch(token.content))
+        special = [token.content for token in added if token.special]
+        markup = [token.content for token in added if token.special or _TAG.fullmatch(token.content)]
+        self._special, self._special_parts = _pattern(special), _pattern(special, in_parts=True)
+        self._markup, self._markup_parts = _pattern(markup), _pattern(markup, in_parts=True)
         self._tokenizer = tokenizer
         self._encode: Callable[[str], list[int]] | None = None
 
@@ -88,7 +92,10 @@ class LiteralGuard:
         return self._encode(text)
 
     def _pattern_for(self, message: Message) -> re.Pattern[str]:
-        return self._markup if message.get("role") in ("tool", "function", "ipython") else self._special
+        in_parts = isinstance(message.get("content"), list)
+        if message.get("role") in ("tool", "function", "ipython"):
+            return self._markup_parts if in_parts else self._markup
+        return self._special_parts if in_parts else self._special
 
 
 def _literal_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
@@ -107,9 +114,14 @@ def _literal_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
 
 
-def _pattern(spellings: Iterable[str]) -> re.Pattern[str]:
+def _pattern(spellings: Iterable[str], *, in_parts: bool = False) -> re.Pattern[str]:
+    """Any of the spellings; `in_parts`, also the beginning of one at the end of a text, to be completed elsewhere."""
     ordered = sorted({text for text in spellings if text}, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
+    choices = [re.escape(text) for text in ordered]
+    if in_parts:
+        beginnings = {text[:length] for text in ordered for length in range(1, len(text))}
+        choices += [rf"{re.escape(text)}\Z" for text in sorted(beginnings, key=len, reverse=True)]
+    return re.compile("|".join(choices) if choices else r"(?!)")
 
 
 def _strings(value: Any) -> Iterable[str]:

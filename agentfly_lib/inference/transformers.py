@@ -116,7 +116,9 @@ class TransformersEngine:
         device = self.config.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = AutoModelForCausalLM.from_pretrained(str(self._model), dtype=getattr(torch, self.config.dtype))
+        model = AutoModelForCausalLM.from_pretrained(
+            str(self._model), dtype=getattr(torch, self.config.dtype), trust_remote_code=False
+        )
         return model.to(device).eval()  # pyright: ignore[reportArgumentType]
 
     # On the engine's thread.

@@ -94,7 +94,11 @@ def load_policy(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a model directory for packed training, without dropout. Raises `ModelError` if it cannot be used."""
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=register_attention(), local_files_only=True
+            path,
+            dtype=dtype,
+            attn_implementation=register_attention(),
+            local_files_only=True,
+            trust_remote_code=False,  # left open, transformers would ask whether to run the directory's own code
         )
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot load a causal language model from {path}: {error}") from error

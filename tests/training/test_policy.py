@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -169,3 +170,13 @@ def test_log_probs_of_bfloat16_logits_are_computed_in_float32() -> None:
 def test_a_directory_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=str(tmp_path)):
         load_policy(tmp_path, torch.float32)
+
+
+def test_code_in_a_model_directory_is_neither_run_nor_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        load_policy(tmp_path, torch.float32)
+    assert not (tmp_path / "ran").exists()
