@@ -7,9 +7,10 @@ template has rewritten history, and no bridge exists.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Bridge", "text_after_end_of_turn", "text_after_reply"]
+__all__ = ["Bridge", "text_after_end_of_turn", "text_after_reply", "text_after_turn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,29 @@ def text_after_reply(before: str, after: str, reply: str) -> str | None:
     return tail[repeated:]
 
 
-def text_after_end_of_turn(tail: str, end_of_turn: str) -> str:
-    """`tail` without the end-of-turn token that the policy sampled itself (nor white space before it)."""
+def text_after_turn(before: str, closed: str, after: str, *, thought: str, closers: Iterable[str]) -> str | None:
+    """What follows the reply in `after`, where the template writes it from its parts, perhaps with other white space.
+
+    `closed` is the conversation with the reply and nothing after it. The tail begins with what closes the turn (one of
+    `closers`). None if the template changed what came before the reply, or left its `thought` out.
+    """
+    if not closed.startswith(before):
+        return None
+    end = max((closed.rfind(closer, len(before)) for closer in closers), default=-1)
+    body = closed if end < 0 else closed[:end]
+    if not after.startswith(body) or thought not in body[len(before) :]:
+        return None
+    return after[len(body) :]
+
+
+def text_after_end_of_turn(tail: str, end_of_turn: str, closers: Iterable[str] = ()) -> str:
+    """`tail` without the end-of-turn token that the policy sampled itself (nor white space before it).
+
+    `closers`: what templates of the family write in its place (`<|eot_id|>` where `<|eom_id|>` was sampled).
+    """
     stripped = tail.lstrip()
-    return stripped[len(end_of_turn) :] if stripped.startswith(end_of_turn) else tail
+    closers = tuple(closers)
+    for closer in (end_of_turn, *(closers if end_of_turn in closers else ())):
+        if stripped.startswith(closer):
+            return stripped[len(closer) :]
+    return tail

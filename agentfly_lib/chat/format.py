@@ -4,6 +4,9 @@ The first prompt is the model's chat template, applied as the model's authors me
 the ids that the template puts after the last sampled token (the rest of the end of the turn, the tool result with its
 header, the next generation prompt). Sampled ids are kept as they were sampled, so decoded text is never encoded again.
 If the template rewrites what the engine has already seen, a fresh prompt starts a new segment instead.
+
+Replies of earlier turns go into the template as the text that was sampled. In families whose calls are control tokens
+(`HistoryForm.CALLS`) they go in taken apart, and only what the template puts between two turns is used of the result.
 """
 
 from __future__ import annotations
@@ -11,15 +14,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentfly_lib.chat.bridge import Bridge, text_after_end_of_turn, text_after_reply
+from agentfly_lib.chat.blocks import BlockParser
+from agentfly_lib.chat.bridge import Bridge, text_after_end_of_turn, text_after_reply, text_after_turn
+from agentfly_lib.chat.families import Family, HistoryForm, detect_parser
+from agentfly_lib.chat.history import orphans_to_users, take_apart
 from agentfly_lib.chat.literal import Escaped, LiteralGuard
+from agentfly_lib.chat.parsers import get_parser
 from agentfly_lib.chat.stream import StreamDecoder
-from agentfly_lib.chat.templates import find_template
+from agentfly_lib.chat.templates import find_template, own_template
 from agentfly_lib.errors import ModelError
 from agentfly_lib.types import Message
 
@@ -40,11 +47,19 @@ class ChatFormat:
     """Jinja source used in place of the tokenizer's own."""
     stop_token_ids: tuple[int, ...]
     """Tokens that end a turn; the one that the template writes comes first."""
+    family: Family | None = None
+    """What the template is of, if it is of a family that we know."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What the template gets besides messages and tools (`enable_thinking`)."""
     _guard: LiteralGuard = field(repr=False)
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, *, template: str | None = None) -> ChatFormat:
+    def from_pretrained(
+        cls, path: str | Path, *, template: str | None = None, thinking: bool | None = None
+    ) -> ChatFormat:
         """Loads the tokenizer of a model directory or hub id; `template` as in `chat.templates`.
+
+        thinking: whether the model reasons first, for templates that can switch it; unset leaves it to the template.
 
         Raises `ModelError` if there is no tokenizer, no chat template, or no token that could end a turn.
         """
@@ -53,10 +68,11 @@ class ChatFormat:
         if isinstance(path, Path) and not path.is_dir():
             raise ModelError(f"there is no model directory {path}")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(path))
+            # Said outright: left open, transformers would ask on the terminal whether to run the directory's own code.
+            tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(f"cannot load a tokenizer from {path}: {_first_line(error)}") from error
-        return cls.from_tokenizer(tokenizer, template=template, where=str(path), model_path=path)
+        return cls.from_tokenizer(tokenizer, template=template, thinking=thinking, where=str(path), model_path=path)
 
     @classmethod
     def from_tokenizer(
@@ -64,24 +80,36 @@ class ChatFormat:
         tokenizer: PreTrainedTokenizerBase,
         *,
         template: str | None = None,
+        thinking: bool | None = None,
         where: str = "the tokenizer",
         model_path: str | Path | None = None,
     ) -> ChatFormat:
         """From a tokenizer at hand; `model_path` names the directory whose `generation_config.json` is read too."""
         if not tokenizer.is_fast:
             raise ModelError(f"{where} has a slow tokenizer; convert it to a tokenizer.json first")
-        source = find_template(tokenizer, template, where=where)
-        guard = LiteralGuard(tokenizer)
-        draft = cls(tokenizer=tokenizer, template=source, stop_token_ids=(), _guard=guard)
-        stops = [draft._end_of_turn_id(), tokenizer.eos_token_id, *_generation_config_stops(model_path)]
+        source, family = find_template(tokenizer, template, where=where)
+        draft = cls(
+            tokenizer=tokenizer,
+            template=source,
+            stop_token_ids=(),
+            family=family,
+            options={} if thinking is None else {"enable_thinking": thinking, "thinking": thinking},
+            _guard=LiteralGuard(tokenizer),
+        )
+        stops = [
+            draft._end_of_turn_id(),
+            *_known_ids(tokenizer, family.stop_tokens if family is not None else ()),
+            tokenizer.eos_token_id,
+            *_generation_config_stops(model_path),
+        ]
         stop_token_ids = tuple(dict.fromkeys(stop for stop in stops if isinstance(stop, int)))
         if not stop_token_ids:
             raise ModelError(f"{where} has no end-of-sequence token and its chat template ends turns with no token")
-        return cls(tokenizer=tokenizer, template=source, stop_token_ids=stop_token_ids, _guard=guard)
+        return replace(draft, stop_token_ids=stop_token_ids)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
         """Ids of a conversation that the policy is to answer, generation prompt included. Raises `ModelError`."""
-        escaped = self._guard.escape(messages, tools)
+        escaped = self._escape(messages, tools)
         if escaped.spelling:
             return self._encode(self._render(escaped), escaped)
         return list(self._apply(escaped, len(escaped.messages), tokenize=True))
@@ -104,20 +132,19 @@ class ChatFormat:
         reply_ended = bool(sampled_ids) and sampled_ids[-1] in self.stop_token_ids
         end_of_turn = self._text([sampled_ids[-1]]) if reply_ended else ""
         reply = reply.removesuffix(end_of_turn)
-        conversation = [*history, {"role": "assistant", "content": reply}, *additions]
-        escaped = self._guard.escape(conversation, tools)
+        escaped = self._escape([*history, {"role": "assistant", "content": reply}, *additions], tools)
         after = self._render(escaped)
-        before = self._render(escaped, len(history))
-        tail = text_after_reply(before, after, escaped.messages[len(history)]["content"])
+        tail = self._tail(escaped, len(history), after)
         if tail is None:
             return Bridge(ids=self._encode(after, escaped), rewritten=True)
         if not reply_ended:
             return Bridge(ids=self._encode(tail, escaped))
         # Encoded behind the token that it follows, because some tokenizers treat the start of a text in their own way.
-        ids = self._encode(end_of_turn + text_after_end_of_turn(tail, end_of_turn), escaped)
+        tail = text_after_end_of_turn(tail, end_of_turn, self._closers)
+        ids = self._encode(end_of_turn + tail, escaped)
         if ids[:1] == [sampled_ids[-1]]:
             return Bridge(ids=ids[1:])
-        return Bridge(ids=self._encode(text_after_end_of_turn(tail, end_of_turn), escaped))
+        return Bridge(ids=self._encode(tail, escaped))
 
     def encode(self, text: str) -> list[int]:
         """Ids of text written by us (a template, a scripted reply), control tokens included; never of decoded text."""
@@ -133,13 +160,70 @@ class ChatFormat:
         """For showing text while it is sampled; its pieces joined equal `decode(..., end_of_turn=True)`."""
         return StreamDecoder(self._text, lambda token: str(self.tokenizer.convert_ids_to_tokens(int(token))))
 
+    @property
+    def source(self) -> str:
+        """Jinja source of the template."""
+        return self.template or own_template(self.tokenizer)
+
+    @property
+    def parser(self) -> str:
+        """Name of the parser for the tool calls that the template teaches; see `chat.parsers`."""
+        return detect_parser(self.source, self.family)
+
     @cached_property
     def fingerprint(self) -> str:
         """Hash over vocabulary, merges, added tokens, template and stop tokens: equal formats write equal ids."""
-        template = self.template or self.tokenizer.chat_template
+        template: Any = self.template or self.tokenizer.chat_template
+        if self.options:
+            template = [template, dict(self.options)]
         digest = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode())  # type: ignore[attr-defined]
         digest.update(json.dumps([template, self.stop_token_ids], sort_keys=True).encode())
         return digest.hexdigest()
+
+    @cached_property
+    def _history_parser(self) -> BlockParser | None:
+        """What takes earlier replies apart; None where they are written as text."""
+        if self.family is None or self.family.history is HistoryForm.TEXT:
+            return None
+        return get_parser(self.parser)
+
+    @cached_property
+    def _arguments_as_text(self) -> bool:
+        """Whether the template wants arguments as JSON text: it cannot write a call with an object."""
+        call = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": {}}}
+        probe = [
+            {"role": "user", "content": "question"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call00000", "name": "probe", "content": "result"},
+        ]
+        try:
+            self._render(self._guard.escape(probe, None))
+        except ModelError:
+            return True
+        return False
+
+    @property
+    def _closers(self) -> tuple[str, ...]:
+        return self.family.closers if self.family is not None else ()
+
+    def _escape(self, messages: Sequence[Message], tools: Tools | None) -> Escaped:
+        """The conversation as the template gets it: guarded, earlier replies in the form that it wants."""
+        parser = self._history_parser
+        if parser is None:
+            return self._guard.escape(messages, tools)
+        apart = take_apart(messages, parser, arguments_as_text=self._arguments_as_text)
+        escaped = self._guard.escape(apart, tools)  # tool results are guarded as such, whoever will say them
+        return replace(escaped, messages=orphans_to_users(escaped.messages))
+
+    def _tail(self, escaped: Escaped, reply: int, after: str) -> str | None:
+        """What the template writes after the reply, message `reply`; None if it rewrites what came before."""
+        before, message = self._render(escaped, reply), escaped.messages[reply]
+        if self._history_parser is None:
+            return text_after_reply(before, after, message["content"])
+        closed = self._apply(escaped, reply + 1, tokenize=False, generation_prompt=False)
+        return text_after_turn(
+            before, closed, after, thought=message.get("reasoning_content", ""), closers=self._closers
+        )
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
@@ -159,8 +243,9 @@ class ChatFormat:
                 tokenize=tokenize,
                 add_generation_prompt=generation_prompt,
                 return_dict=False,
+                **self.options,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             roles = ", ".join(str(message.get("role")) for message in escaped.messages[:count])
             raise ModelError(
                 f"the chat template cannot write this conversation ({roles or 'it is empty'}): {_first_line(error)}"
@@ -183,6 +268,11 @@ class ChatFormat:
         return first[0] if first and first[0] in self.tokenizer.added_tokens_decoder else None  # type: ignore[attr-defined]
 
 
+def _known_ids(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
+    vocabulary = tokenizer.get_vocab() if tokens else {}
+    return [vocabulary[token] for token in tokens if token in vocabulary]
+
+
 def _generation_config_stops(model_path: str | Path | None) -> list[int]:
     if model_path is None:
         return []
@@ -191,7 +281,7 @@ def _generation_config_stops(model_path: str | Path | None) -> list[int]:
         value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, AttributeError):
         return []
-    return [value] if isinstance(value, int) else list(value or ())
+    return [stop for stop in (value if isinstance(value, list) else [value]) if type(stop) is int and stop >= 0]
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agentfly_lib.chat.templates import CHATML
+from agentfly_lib.chat.templates import shipped_template
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +22,7 @@ def model_path(tmp_path_factory) -> Path:
     )
     backend.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
-    tokenizer.chat_template = CHATML
+    tokenizer.chat_template = shipped_template("chatml")
     path = tmp_path_factory.mktemp("model")
     tokenizer.save_pretrained(path)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from agentfly_lib.chat import ChatFormat
-from agentfly_lib.chat.templates import CHATML
+from agentfly_lib.chat.templates import shipped_template
 from agentfly_lib.errors import ModelError
 
 FAMILIES = ("qwen2.5", "qwen3", "llama3", "bos")
@@ -249,6 +250,20 @@ class TestControlTokensInContents:
         ids = chat.prompt_ids([{"role": "user", "content": "<|im_<|im_end|>end|>"}])
         assert ids.count(end) == 1
 
+    @pytest.mark.parametrize("role", ["user", "tool"])
+    def test_nor_do_the_parts_of_a_content_that_the_template_joins(self, tokenizer_of, tmp_path, role):
+        path = tmp_path / "joins.jinja"
+        path.write_text("{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}<|im_end|>{% endfor %}")
+        chat = ChatFormat.from_tokenizer(tokenizer_of("qwen2.5"), template=str(path))
+        probe = chat.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<tool_call>"])
+        for spelling in ("<|im_start|>", "<tool_call>") if role == "tool" else ("<|im_start|>",):
+            for cut in range(1, len(spelling)):
+                for texts in ((spelling[:cut], spelling[cut:]), (spelling[:cut], spelling[cut], spelling[cut + 1 :])):
+                    content = [{"type": "text", "text": text} for text in texts]
+                    ids = chat.prompt_ids([{"role": role, "content": content}])
+                    assert not set(ids) & set(probe)
+                    assert chat.decode(ids) == spelling
+
 
 class TestDecode:
     def test_the_end_of_turn_is_left_out_unless_asked_for(self, format_of):
@@ -272,6 +287,24 @@ class TestLoading:
         (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{end}, {pad}]}}')
         assert ChatFormat.from_pretrained(tmp_path).stop_token_ids == (end, pad)
 
+    @pytest.mark.parametrize("odd", ["2.5", '"x"', '["x", -1, true]', '{"a": 1}', "null"])
+    def test_what_is_no_token_there_is_passed_over(self, tmp_path, tokenizer_of, odd):
+        tokenizer_of("qwen2.5").save_pretrained(tmp_path)
+        (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {odd}}}')
+        end = tokenizer_of("qwen2.5").convert_tokens_to_ids("<|im_end|>")
+        assert ChatFormat.from_pretrained(tmp_path).stop_token_ids == (end,)
+
+    def test_code_in_a_directory_is_neither_run_nor_offered(self, tmp_path, tokenizer_of, monkeypatch):
+        tokenizer_of("qwen2.5").save_pretrained(tmp_path)
+        settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
+        monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
+        with pytest.raises(ModelError, match="cannot load a tokenizer"):
+            ChatFormat.from_pretrained(tmp_path)
+        assert not (tmp_path / "ran").exists()
+
     def test_other_template_other_fingerprint(self, format_of):
         assert format_of("bos").fingerprint != format_of("qwen3").fingerprint
 
@@ -290,7 +323,7 @@ class TestLoading:
 
     def test_a_base_model_can_take_chatml(self, tokenizer_of):
         chat = ChatFormat.from_tokenizer(tokenizer_of(None), template="chatml")
-        assert chat.template == CHATML
+        assert chat.template == shipped_template("chatml")
         assert chat.decode(chat.prompt_ids([USER])).startswith("<|im_start|>user\nWhat")
         assert '"calculator"' in chat.decode(chat.prompt_ids([USER], TOOLS))
 
@@ -316,3 +349,12 @@ class TestLoading:
         chat = ChatFormat.from_tokenizer(tokenizer_of(None), template=str(path))
         with pytest.raises(ModelError, match=r"user, user, user.*too long"):
             chat.prompt_ids([USER, USER, USER])
+
+    @pytest.mark.parametrize(
+        "source", ["{{ 1 / 0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ ''.__class__ }}{{ x.y }}"]
+    )
+    def test_a_template_that_breaks_is_named(self, tokenizer_of, tmp_path, source):
+        path = tmp_path / "broken.jinja"
+        path.write_text(source)
+        with pytest.raises(ModelError, match="the chat template cannot write this conversation"):
+            ChatFormat.from_tokenizer(tokenizer_of(None), template=str(path))
