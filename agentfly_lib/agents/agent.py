@@ -129,6 +129,7 @@ class Agent(ABC):
             max_concurrency=max_concurrency,
             _host=host,
         )
+        self.check()
 
     @classmethod
     def from_config(cls, config: AgentSettings, model_name_or_path: str | Path, **options: Any) -> Self:
@@ -160,6 +161,9 @@ class Agent(ABC):
         if self.system_prompt is None or (messages and messages[0].get("role") == "system"):
             return messages
         return [{"role": "system", "content": self.system_prompt}, *messages]
+
+    def check(self) -> None:  # noqa: B027  most kinds have nothing to check
+        """Raises `ConfigError` if this kind of agent cannot work with the tools that it was given."""
 
     @abstractmethod
     def parse(self, text: str, truncated: bool) -> ParsedReply:

@@ -9,16 +9,18 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from agentfly_lib.configs.run import RunConfig
 from agentfly_lib.errors import ConfigError
 
-__all__ = ["config_toml", "differing_keys", "load_config", "parse_overrides"]
+__all__ = ["config_toml", "differing_keys", "load_config", "parse_overrides", "read_section"]
+
+Section = TypeVar("Section")
 
 
 def load_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -41,8 +43,15 @@ def load_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        faults = "\n".join(f"  - {_explain(fault)}" for fault in error.errors())
-        raise ConfigError(f"{recipe}: the config cannot be used\n{faults}") from error
+        raise _refusal(str(recipe), error) from error
+
+
+def read_section(adapter: TypeAdapter[Section], values: Mapping[str, Any], *, section: str, where: str) -> Section:
+    """One section of a recipe by itself; `where` says in errors what was read. Raises as `load_config` does."""
+    try:
+        return adapter.validate_python(dict(values))
+    except ValidationError as error:
+        raise _refusal(where, error, section) from error
 
 
 def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
@@ -88,8 +97,13 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
     node[leaf] = value
 
 
-def _explain(fault: ErrorDetails) -> str:
-    location = [str(part) for part in fault["loc"]]
+def _refusal(where: str, error: ValidationError, *section: str) -> ConfigError:
+    faults = "\n".join(f"  - {_explain(fault, section)}" for fault in error.errors())
+    return ConfigError(f"{where}: the config cannot be used\n{faults}")
+
+
+def _explain(fault: ErrorDetails, section: Sequence[str] = ()) -> str:
+    location = [*section, *(str(part) for part in fault["loc"])]
     location = _without_tags(location)
     key = ".".join(location)
     if fault["type"] == "extra_forbidden":

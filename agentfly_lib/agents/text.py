@@ -1,0 +1,91 @@
+"""What agents share that act in words of their own instead of the model's tool-call format.
+
+Their system message teaches the format and describes the tools, so the chat template is given no tool schemas. Results
+come back in the user's turn, which every chat template has, wrapped the way the format wants it. Nothing else differs:
+what was sampled is kept as sampled, and the wrapped results are part of the bridge.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from agentfly_lib.agents.agent import Agent
+from agentfly_lib.chat import MalformedCall, ToolCall
+from agentfly_lib.errors import ConfigError
+from agentfly_lib.tools import Tool, ToolResult
+from agentfly_lib.types import Message, Problem
+
+__all__ = ["TextAgent"]
+
+
+class TextAgent(Agent):
+    """An agent with a text format: subclasses say how to instruct, parse, and wrap results."""
+
+    observation_role: ClassVar[str] = "user"
+    """Role of the message that carries results; `tool` if the model's template should wrap them too."""
+
+    @abstractmethod
+    def instructions(self) -> str:
+        """The format and the tools, as the system message tells them."""
+
+    @abstractmethod
+    def wrap(self, observation: str) -> str:
+        """One result as the policy reads it."""
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """None for the template: `instructions` describes the tools."""
+        return []
+
+    def build_messages(self, problem: Problem) -> list[Message]:
+        """The instructions, then the system prompt (the problem's own if it has one), then the problem."""
+        messages = list(problem.messages)
+        system: Any = self.system_prompt
+        if messages and messages[0].get("role") == "system":
+            system = messages.pop(0)["content"]
+        if isinstance(system, list):
+            system = "\n\n".join(str(part.get("text", "")) for part in system)
+        text = "\n\n".join(filter(None, (self.instructions(), system)))
+        return [{"role": "system", "content": text}, *messages]
+
+    def observe(self, calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult]) -> list[Message]:
+        """All results of the turn in one message."""
+        text = "\n".join(self.wrap(result.observation) for result in results)
+        return [{"role": self.observation_role, "content": text}]
+
+    def describe_tools(self) -> str:
+        """One line per tool: name, description, arguments as JSON Schema."""
+        return "\n".join(
+            f"- {tool.name}: {tool.description} Arguments: {json.dumps(tool.parameters.get('properties', {}))}"
+            for tool in self.tools.values()
+        )
+
+    def only_tool(self, name: str) -> tuple[str, str]:
+        """The tool that the format calls, preferably the one of that name, and its argument for what the policy writes.
+
+        Raises `ConfigError` if it is not clear which, or what to give it.
+        """
+        kind = type(self).__name__
+        if not self.tools or (len(self.tools) > 1 and name not in self.tools):
+            have = ", ".join(self.tools) or "none"
+            raise ConfigError(f"{kind} calls one tool, best one named {name!r}; it was given: {have}")
+        if len(self.tools) > 1:
+            others = ", ".join(other for other in self.tools if other != name)
+            raise ConfigError(f"{kind} can call {name!r} only; it was given {others} too, which it could never reach")
+        tool = next(iter(self.tools.values()))
+        return tool.name, _text_argument(tool, kind)
+
+
+def _text_argument(tool: Tool, kind: str) -> str:
+    """The required parameter, or else the only one; it must take text."""
+    properties: dict[str, Any] = tool.parameters.get("properties", {})
+    names = list(tool.parameters.get("required", ())) or list(properties)
+    if len(names) != 1:
+        raise ConfigError(
+            f"{kind} gives its tool one text, but {tool.name!r} has the parameters {', '.join(properties) or 'none'}; "
+            "give the others defaults"
+        )
+    return names[0]
