@@ -46,8 +46,8 @@ async def execute_calls(
     last = next((i for i, item in enumerate(prepared) if isinstance(item, _Ready) and item.tool.finishes), len(calls))
 
     async def answer(item: _Ready | ToolResult) -> ToolResult:
-        if isinstance(item, ToolResult):
-            return item
+        if isinstance(item, ToolResult):  # refused, in words that repeat what the model wrote, however long that was
+            return dataclasses.replace(item, observation=cut(item.observation, max_chars))
         return await _run(item, context, default_timeout=default_timeout, max_chars=max_chars)
 
     answers = await asyncio.gather(*(answer(item) for item in prepared[:last]), return_exceptions=True)

@@ -24,7 +24,8 @@ def to_result(value: Any) -> ToolResult:
     other keys are the tool's own business); other structured values become JSON; None says that there was no output.
     """
     if isinstance(value, ToolResult):
-        return dataclasses.replace(value, observation=_text(value.observation))
+        reward = None if value.env_reward is None else _finite(value.env_reward)
+        return dataclasses.replace(value, observation=_text(value.observation), env_reward=reward)
     if isinstance(value, Mapping) and "observation" in value:
         reward, error = value.get("reward"), value.get("error")
         return ToolResult(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
 from dataclasses import dataclass
@@ -84,8 +85,8 @@ class TestResults:
         assert await observe(wanted) == wanted
 
     async def test_a_reward_that_is_no_number_is_an_error(self):
-        result = await observe({"observation": "x", "reward": float("nan")})
-        assert "no finite number" in (result.error or "")
+        for value in ({"observation": "x", "reward": float("nan")}, ToolResult(observation="x", env_reward=math.nan)):
+            assert "no finite number" in ((await observe(value)).error or "")
 
     async def test_a_value_that_cannot_be_shown(self):
         class Broken:
@@ -97,6 +98,12 @@ class TestResults:
     async def test_a_long_one_is_cut_and_says_how_much_is_missing(self):
         result = await observe("x" * 1234, max_chars=1000)
         assert result.observation == "x" * 1000 + "\n[234 more characters were cut]"
+
+    async def test_a_refusal_is_cut_too(self):
+        unknown = ToolCall(id="call-0", name="x" * 5000, arguments={})
+        (result,) = await run([unknown], max_chars=100)
+        assert result.observation.startswith("Error: There is no tool 'xxx")
+        assert len(result.observation) < 150
 
     async def test_the_tools_own_limit_comes_first(self):
         (result,) = await run(calls("f"), tool(name="f", max_chars=3)(lambda: "abcdef"))
