@@ -12,10 +12,11 @@ What is special here, and why:
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,16 @@ class TrainingEngine:
     def load(self, directory: Path, tag: str) -> None:
         """Collective: the counterpart of `save`, for the same number of ranks and ZeRO stage."""
         self.deepspeed.load_checkpoint(str(directory), tag=tag)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """What `save` writes of this rank, each tensor once: weights, the optimizer's copies of them, its state."""
+        groups = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        states = (value for state in self.optimizer.state.values() for value in state.values())
+        seen: set[int] = set()
+        for value in itertools.chain(self._policy.parameters(), groups, states):
+            if isinstance(value, torch.Tensor) and id(value) not in seen:
+                seen.add(id(value))
+                yield value
 
     def close(self) -> None:
         """Gives back what DeepSpeed registered (hooks, buffers)."""

@@ -27,6 +27,7 @@ from agentfly_lib.training.checkpoint import (
     staging_directory,
     verify_checkpoint,
 )
+from agentfly_lib.training.disk import free_bytes, require_space, writing
 from agentfly_lib.training.engine import TrainingEngine, join_process_group
 from agentfly_lib.training.identity import differences, training_identity
 from agentfly_lib.training.metrics import finite_only, sample_metrics
@@ -34,7 +35,14 @@ from agentfly_lib.training.packing import plan_step, to_batch
 from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
 from agentfly_lib.training.samples import build_samples
 from agentfly_lib.training.update import Seconds, StepUpdate
-from agentfly_lib.training.weights import CANARY_TOKENS, canary_token_ids, gather_weights, weights_digest, write_weights
+from agentfly_lib.training.weights import (
+    CANARY_TOKENS,
+    canary_token_ids,
+    gather_weights,
+    size_of,
+    weights_digest,
+    write_weights,
+)
 from agentfly_lib.types import TrainingSample, TrajectoryGroup
 
 __all__ = ["LearnerRank"]
@@ -192,16 +200,18 @@ class LearnerRank:
         return self._canary
 
     def save_checkpoint(self, path: Path) -> CheckpointRef | None:
-        """Writes everything a resume needs to `path` (its name is the version). Collective; rank 0 returns the ref."""
+        """Writes everything a resume needs to `path` (its name is the version). Collective; rank 0 returns the ref.
+
+        Raises `ShardError` if it does not fit or cannot be written; nothing of it is left then.
+        """
         if not self.clean:
             raise LearnerError("an update failed half-way; these weights are of no version and are not saved")
         try:
-            return self._save(path)
-        except OSError as error:
-            raise ShardError(
-                f"cannot write the checkpoint {path}: {error.strerror or error}; free space there and run the same "
-                f"command again (earlier checkpoints are untouched)"
-            ) from error
+            with writing(path):
+                return self._save(path)
+        except ShardError:
+            shutil.rmtree(staging_directory(path), ignore_errors=True)
+            raise
 
     def close(self) -> None:
         """Gives back the engine; the object cannot be used afterwards. The process stays a rank of its group."""
@@ -214,10 +224,12 @@ class LearnerRank:
         staging = staging_directory(path)
         if self.rank == 0:
             shutil.rmtree(staging, ignore_errors=True)
+        weights = gather_weights(self.engine.policy.model, zero_stage=self.engine.zero_stage)
+        self._require_space(path, weights)
+        if self.rank == 0:
             staging.mkdir(parents=True)
         dist.barrier()
         self.engine.save(staging / "deepspeed", _TAG)
-        weights = gather_weights(self.engine.policy.model, zero_stage=self.engine.zero_stage)
         dist.barrier()
         ref = None
         if self.rank == 0:
@@ -226,6 +238,14 @@ class LearnerRank:
             ref = seal(path, self._state())
         dist.barrier()
         return ref
+
+    def _require_space(self, path: Path, weights: dict[str, torch.Tensor]) -> None:
+        """Collective, so that all ranks refuse together and none waits for the others."""
+        own = size_of(self.engine.tensors()) + size_of(weights.values())
+        free = free_bytes(path.parent) if self.rank == 0 else 0
+        sums = torch.tensor([own, free], dtype=torch.float64, device=self.device)
+        dist.all_reduce(sums)
+        require_space(path, int(sums[0]), int(sums[1]))
 
     def _state(self) -> CheckpointState:
         learner = self.config.learner

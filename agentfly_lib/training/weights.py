@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,9 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from agentfly_lib.errors import ShardError
+from agentfly_lib.training.disk import free_bytes, require_space, writing
 
-__all__ = ["CANARY_TOKENS", "canary_token_ids", "gather_weights", "weights_digest", "write_weights"]
+__all__ = ["CANARY_TOKENS", "canary_token_ids", "gather_weights", "size_of", "weights_digest", "write_weights"]
 
 
 CANARY_TOKENS = 72
@@ -61,17 +61,23 @@ def gather_weights(model: PreTrainedModel, *, zero_stage: int) -> dict[str, torc
     return weights
 
 
+def size_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of all tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def write_weights(path: Path, weights: dict[str, torch.Tensor], *, policy_version: int) -> None:
     """Writes one safetensors file whose metadata names the policy version; readers see the whole file or none.
 
-    Not flushed to the disk: meant for shared memory, or as a part of something that is flushed as a whole.
+    Not flushed to the disk: meant for shared memory, or as a part of something that is flushed as a whole. Raises
+    `ShardError` if they do not fit or cannot be written; nothing of them is left then.
     """
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(weights, temporary, metadata={"policy_version": str(policy_version), "format": "pt"})
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ShardError(f"cannot write the weights to {path}: {error.strerror or error}; free space there") from error
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            require_space(path, size_of(weights.values()), free_bytes(path.parent))
+            save_file(weights, temporary, metadata={"policy_version": str(policy_version), "format": "pt"})
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
