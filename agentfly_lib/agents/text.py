@@ -59,7 +59,7 @@ class TextAgent(Agent):
     def describe_tools(self) -> str:
         """One line per tool: name, description, arguments as JSON Schema."""
         return "\n".join(
-            f"- {tool.name}: {tool.description} Arguments: {json.dumps(tool.parameters.get('properties', {}))}"
+            f"- {tool.name}: {tool.description} Arguments: {json.dumps(tool.parameters, ensure_ascii=False)}"
             for tool in self.tools.values()
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -26,3 +27,22 @@ def model_path(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("model")
     tokenizer.save_pretrained(path)
     return path
+
+
+@pytest.fixture
+def assert_token_exact():
+    """What the engine was asked is what the segments hold, and exactly what it said has mask 1."""
+
+    def check(trajectory, requests) -> None:
+        turns = [(segment, turn) for segment in trajectory.segments for turn in segment.turns if turn.sampled]
+        assert len(turns) == len(requests)
+        for (segment, turn), request in zip(turns, requests, strict=True):
+            assert list(request.token_ids) == segment.token_ids[: turn.start].tolist()
+        for segment in trajectory.segments:
+            sampled = np.zeros(len(segment), bool)
+            for turn in segment.turns:
+                sampled[turn.start : turn.end] = turn.sampled
+            np.testing.assert_array_equal(segment.loss_mask, sampled)
+            np.testing.assert_array_equal(np.isnan(segment.logprobs), ~sampled)
+
+    return check
