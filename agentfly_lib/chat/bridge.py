@@ -46,13 +46,14 @@ def text_after_turn(before: str, closed: str, after: str, *, thought: str, close
     """What follows the reply in `after`, where the template writes it from its parts, perhaps with other white space.
 
     `closed` is the conversation with the reply and nothing after it. The tail begins with what closes the turn (one of
-    `closers`). None if the template changed what came before the reply, or left its `thought` out.
+    `closers`). None if the template changed what came before the reply, or left its `thought` out, or closes the turn
+    in another way once something follows it.
     """
     if not closed.startswith(before):
         return None
-    end = max((closed.rfind(closer, len(before)) for closer in closers), default=-1)
-    body = closed if end < 0 else closed[:end]
-    if not after.startswith(body) or thought not in body[len(before) :]:
+    end, closer = max(((closed.rfind(each, len(before)), each) for each in closers), default=(-1, ""))
+    body, whole = (closed, closed) if end < 0 else (closed[:end], closed[: end + len(closer)])
+    if not after.startswith(whole) or thought not in body[len(before) :]:
         return None
     return after[len(body) :]
 

@@ -40,8 +40,6 @@ class Family:
     """Tokens that the model ends a turn with; sampling stops at each."""
     other_stops: tuple[str, ...] = ()
     """Tokens that begin something else, at which sampling stops too."""
-    written_ends: tuple[str, ...] = ()
-    """What a template may write where the model sampled an end of turn, besides `end_of_turn`."""
     rewrites_history: bool = False
     """Whether its templates write earlier turns otherwise than they were sampled (thoughts left out, tools moved)."""
     history: HistoryForm = HistoryForm.TEXT
@@ -53,11 +51,6 @@ class Family:
     def stop_tokens(self) -> tuple[str, ...]:
         """Where sampling stops."""
         return (*self.end_of_turn, *self.other_stops)
-
-    @property
-    def closers(self) -> tuple[str, ...]:
-        """Every token that closes a turn."""
-        return (*self.end_of_turn, *self.written_ends)
 
     def writes(self, template: str) -> bool:
         """Whether a template is of this family, by the text in it."""
@@ -76,7 +69,6 @@ FAMILIES: Mapping[str, Family] = {
             marker="<|channel|>",
             parser="harmony",
             end_of_turn=("<|return|>", "<|call|>"),
-            written_ends=("<|end|>",),
             rewrites_history=True,
             history=HistoryForm.CALLS,
             control_tokens=("<|start|>", "<|message|>", "<|constrain|>", "<|end|>"),
@@ -133,15 +125,15 @@ FAMILIES: Mapping[str, Family] = {
         ),
         Family(name="qwen3-coder", marker=_IM, hints=("<function=",), parser="qwen3-coder", end_of_turn=_IM_END),
         Family(
-            name="qwen3-vl",
+            name="qwen2.5-vl",
             marker=_IM,
-            hints=("<|vision_start|>", "<tool_call>"),
+            hints=("<|vision_start|>", "You are a helpful assistant."),
             parser="hermes",
             end_of_turn=_IM_END,
             control_tokens=_VISION,
         ),
         Family(
-            name="qwen2.5-vl",
+            name="qwen3-vl",
             marker=_IM,
             hints=("<|vision_start|>",),
             parser="hermes",

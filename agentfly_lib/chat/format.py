@@ -204,7 +204,7 @@ class ChatFormat:
 
     @property
     def _closers(self) -> tuple[str, ...]:
-        return self.family.closers if self.family is not None else ()
+        return self.family.end_of_turn if self.family is not None else ()
 
     def _escape(self, messages: Sequence[Message], tools: Tools | None) -> Escaped:
         """The conversation as the template gets it: guarded, earlier replies in the form that it wants."""

@@ -1,4 +1,4 @@
-"""Small tokenizers of the common kind (byte-level BPE, trained here) under four families of chat templates."""
+"""Small tokenizers of the common kind (byte-level BPE): trained ones under four templates, and one per family."""
 
 from __future__ import annotations
 
@@ -98,5 +98,52 @@ def format_of() -> Callable[[str], ChatFormat]:
     @cache
     def build(family: str) -> ChatFormat:
         return ChatFormat.from_tokenizer(build_tokenizer(family))
+
+    return build
+
+
+CONTROL = {
+    "gpt-oss": "<|return|> <|call|> <|end|> <|start|> <|message|> <|channel|> <|constrain|>",
+    "deepseek-r1": "<｜end▁of▁sentence｜> <｜begin▁of▁sentence｜> <｜User｜> <｜Assistant｜> <｜tool▁calls▁begin｜> "
+    "<｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> <｜tool▁outputs▁begin｜> "
+    "<｜tool▁outputs▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜>",
+    "llama-3": "<|eot_id|> <|eom_id|> <|begin_of_text|> <|start_header_id|> <|end_header_id|> <|python_tag|>",
+    "mistral": "</s> <s> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] "
+    "[TOOL_CALLS] [TOOL_RESULTS] [TOOL_CONTENT] [/TOOL_RESULTS]",
+    "gemma": "<end_of_turn> <bos> <start_of_turn>",
+    "phi-4": "<|im_end|> <|im_start|> <|im_sep|>",
+    "glm-4": "<|endoftext|> [gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|>",
+}
+"""Special tokens of each family's vocabularies, the end of sequence first; ChatML's where nothing else is said."""
+CHATML_CONTROL = "<|im_end|> <|im_start|> <|endoftext|> <|vision_start|> <|vision_end|> <|image_pad|> <|video_pad|>"
+BOS = {"deepseek-r1": "<｜begin▁of▁sentence｜>", "llama-3": "<|begin_of_text|>", "mistral": "<s>", "gemma": "<bos>"}
+
+
+@cache
+def build_family_tokenizer(family: str) -> PreTrainedTokenizerFast:
+    """Bytes and the family's control tokens: without merges, every way to split a text is the canonical one."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator([], trainers.BpeTrainer(vocab_size=256, initial_alphabet=alphabet, show_progress=False))
+    control = CONTROL.get(family, CHATML_CONTROL).split()
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in control])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=control[0], bos_token=BOS.get(family))
+
+
+@pytest.fixture(scope="session")
+def family_tokenizer() -> Callable[[str], PreTrainedTokenizerFast]:
+    """A tokenizer without a template, with the control tokens of a family."""
+    return build_family_tokenizer
+
+
+@pytest.fixture(scope="session")
+def shipped_format() -> Callable[..., ChatFormat]:
+    """The chat format of a family's shipped template."""
+
+    @cache
+    def build(family: str, thinking: bool | None = None) -> ChatFormat:
+        return ChatFormat.from_tokenizer(build_family_tokenizer(family), template=family, thinking=thinking)
 
     return build
