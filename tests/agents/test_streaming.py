@@ -1,0 +1,194 @@
+"""Events of a run: in order, each opened one closed, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import aclosing
+
+import pytest
+
+from agentfly_lib.agents import HFAgent
+from agentfly_lib.errors import DataError, EngineError, InfrastructureError
+from agentfly_lib.inference import ScriptedGenerate
+from agentfly_lib.rewards import reward
+from agentfly_lib.tools import tool
+from agentfly_lib.types import FinishReason
+
+CALL = '<tool_call>\n{"name": "double", "arguments": {"number": 2}}\n</tool_call>'
+PAIRS = {
+    "run_started": "run_ended",
+    "trajectory_started": "trajectory_ended",
+    "turn_started": "turn_ended",
+    "tool_call_started": "tool_call_ended",
+}
+
+
+@tool
+def double(number: int) -> int:
+    """Twice a number."""
+    return 2 * number
+
+
+class Streaming(ScriptedGenerate):
+    """Tells its tokens one by one."""
+
+    async def generate_stream(self, request, on_tokens):
+        generation = await self.generate(request)
+        for token in generation.token_ids:
+            on_tokens([token])
+            await asyncio.sleep(0)
+        return generation
+
+
+def made(model_path, script, engine=ScriptedGenerate, *, delay=None, **options) -> HFAgent:
+    options.setdefault("tools", [double])
+    chat = HFAgent(model_path).chat
+    return HFAgent(model_path, backend=engine(script, format=chat, delay=delay), **options)
+
+
+async def events_of(agent, *args, **options) -> list:
+    return [event async for event in agent.stream(*args, **options)]
+
+
+def types(events) -> list[str]:
+    return [event.type for event in events]
+
+
+def assert_closed(events) -> None:
+    """Every opened thing is closed exactly once, inside what it was opened in."""
+    open_things: dict[str | None, list[str]] = {}
+    for event in events:
+        chain = getattr(event, "trajectory_id", None)
+        stack = open_things.setdefault(chain, [])
+        if event.type in PAIRS:
+            stack.append(PAIRS[event.type])
+        elif event.type in PAIRS.values():
+            assert stack.pop() == event.type
+    assert not any(open_things.values()), open_things
+
+
+async def test_a_call_and_an_answer(model_path):
+    events = await events_of(made(model_path, [CALL, "It is 4."]), "2 * 2?")
+    assert types(events) == [
+        "run_started",
+        "trajectory_started",
+        "turn_started", "text_delta", "tool_call_started", "tool_call_ended", "turn_ended",
+        "turn_started", "text_delta", "turn_ended",
+        "trajectory_ended",
+        "run_ended",
+    ]  # fmt: skip
+    called, answered, first, second = (events[index] for index in (4, 5, 6, 9))
+    assert (called.call.name, called.call.arguments) == ("double", {"number": 2})
+    assert answered.call == called.call
+    assert answered.result.observation == "4"
+    assert (first.turn, first.text, first.finish) == (0, CALL, FinishReason.STOP)
+    assert (second.turn, second.text) == (1, "It is 4.")
+    assert_closed(events)
+
+
+async def test_the_result_comes_last_with_its_rewards(model_path):
+    @reward(inline=True)
+    def long(prediction: str) -> float:
+        return float(len(prediction))
+
+    agent = made(model_path, ["four"] * 3, reward_fn=long)
+    events = await events_of(agent, ["?"] * 3)
+    result = events[-1].result
+    assert result.rewards == [4.0] * 3
+    assert agent.trajectories == result.trajectories
+    ended = [event.trajectory.id for event in events if event.type == "trajectory_ended"]
+    assert sorted(ended) == ["0/0", "1/0", "2/0"]
+
+
+async def test_an_engine_that_streams_gives_many_deltas_of_the_same_text(model_path):
+    text = "Vier 👩‍👩‍👧 ist 四."
+    events = await events_of(made(model_path, [text], Streaming), "?")
+    deltas = [event.text for event in events if event.type == "text_delta"]
+    assert len(deltas) > 5
+    assert "".join(deltas) == text == events[-3].text
+
+
+async def test_events_of_several_chains_are_closed_each(model_path):
+    events = await events_of(made(model_path, {"?": CALL, "<tool_response>": "4"}, Streaming), "?", num_chains=5)
+    assert Counter(types(events))["trajectory_ended"] == 5
+    assert_closed(events)
+
+
+async def test_malformed_calls_are_opened_and_closed_too(model_path):
+    events = await events_of(made(model_path, ["<tool_call>{</tool_call>" + CALL, "x"]), "?")
+    results = [event.result for event in events if event.type == "tool_call_ended"]
+    assert results[0].error
+    assert results[1].observation == "4"
+    assert_closed(events)
+
+
+async def test_a_turn_that_is_cut(model_path):
+    events = await events_of(made(model_path, [CALL]), "?", generation_config={"max_tokens": 3})
+    (ended,) = (event for event in events if event.type == "turn_ended")
+    assert ended.finish is FinishReason.LENGTH
+    assert_closed(events)
+
+
+async def test_a_chain_that_breaks(model_path):
+    broken = InfrastructureError("no engine", where="generate")
+    events = await events_of(made(model_path, [CALL, broken]), "?")
+    (error,) = (event for event in events if event.type == "error")
+    assert (error.trajectory_id, error.message) == ("0/0", "no engine")
+    assert error.failure == events[-1].result.trajectories[0].failure
+    assert events[-4].finish is None
+    assert_closed(events)
+
+
+async def test_an_engine_that_is_gone_closes_everything_and_then_raises(model_path):
+    waiting = asyncio.Event()
+    script = {"first": EngineError("dead"), "second": "never"}
+
+    async def delay(request):
+        if request.request_id.startswith("1/"):
+            waiting.set()
+            await asyncio.Event().wait()
+        await waiting.wait()
+
+    events = []
+
+    async def listen() -> None:
+        async for event in made(model_path, script, delay=delay).stream(["first", "second"]):
+            events.append(event)
+
+    with pytest.raises(EngineError, match="dead"):
+        await listen()
+    assert types(events)[-2:] == ["error", "run_ended"]
+    assert events[-1].result is None
+    assert [e.trajectory for e in events if e.type == "trajectory_ended"] == [None, None]
+    assert_closed(events)
+
+
+async def test_leaving_early_cancels_what_is_in_flight(model_path):
+    agent = made(model_path, ["never"] * 2, delay=lambda request: asyncio.Event().wait())
+    engine = agent._host.engine
+    async with aclosing(agent.stream("?", num_chains=2)) as stream:
+        async for event in stream:
+            if event.type == "turn_started" and engine.in_flight == 2:
+                break
+            await asyncio.sleep(0)
+    assert sorted(engine.cancelled) == ["0/0/0", "0/1/0"]
+    assert engine.in_flight == 0
+
+
+async def test_cancelling_whoever_listens_cancels_the_run(model_path):
+    agent = made(model_path, ["never"], delay=lambda request: asyncio.Event().wait())
+    engine = agent._host.engine
+    task = asyncio.create_task(events_of(agent, "?"))
+    async with asyncio.timeout(10):
+        while not engine.in_flight:
+            await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.cancelled == ["0/0/0"]
+
+
+async def test_mistakes_are_raised_before_anything_happens(model_path):
+    with pytest.raises(DataError):
+        await events_of(made(model_path, []), [])
