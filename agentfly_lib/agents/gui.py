@@ -61,10 +61,6 @@ class GUIAgent(TextAgent):
         """Takes a reply apart; `truncated` if a limit cut it."""
         return GuiActionParser(self.screen).parse(text, truncated=truncated)
 
-    def wrap(self, observation: str) -> str:
-        """One result as the policy reads it."""
-        return observation
-
 
 def _action_line(tool: Tool) -> str:
     required = tool.parameters.get("required", ())

@@ -22,7 +22,7 @@ __all__ = ["TextAgent"]
 
 
 class TextAgent(Agent):
-    """An agent with a text format: subclasses say how to instruct, parse, and wrap results."""
+    """An agent with a text format: subclasses say how to instruct and how to parse, and may wrap results."""
 
     observation_role: ClassVar[str] = "user"
     """Role of the message that carries results; `tool` if the model's template should wrap them too."""
@@ -31,9 +31,9 @@ class TextAgent(Agent):
     def instructions(self) -> str:
         """The format and the tools, as the system message tells them."""
 
-    @abstractmethod
     def wrap(self, observation: str) -> str:
-        """One result as the policy reads it."""
+        """One result as the policy reads it; as it is, unless a subclass has its own way."""
+        return observation
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
