@@ -12,14 +12,16 @@ from agentfly_lib.errors import ConfigError
 __all__ = ["find_named"]
 
 Found = TypeVar("Found")
+Also = TypeVar("Also")
 
 
-def find_named(name: str, shipped: Mapping[str, str], kind: type[Found]) -> Found:
-    """Finds an object of a kind (`Tool`, `Reward`); `shipped` maps our names to `module:name`.
+def find_named(name: str, shipped: Mapping[str, str], kind: type[Found], *also: type[Also]) -> Found | Also:
+    """Finds an object of a kind (`Tool`, `Reward`) or of another that will do; `shipped` maps our names to
+    `module:name`.
 
     Raises `ConfigError` with the nearest name, or with what could not be imported.
     """
-    noun = kind.__name__.lower()
+    noun, kinds = kind.__name__.lower(), (kind, *also)
     if ":" not in name and name not in shipped:
         near = difflib.get_close_matches(name, shipped, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"those we ship: {', '.join(sorted(shipped))}."
@@ -36,10 +38,10 @@ def find_named(name: str, shipped: Mapping[str, str], kind: type[Found]) -> Foun
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            near = difflib.get_close_matches(part, [n for n, v in vars(found).items() if isinstance(v, kind)], n=1)
+            near = difflib.get_close_matches(part, [n for n, v in vars(found).items() if isinstance(v, kinds)], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"{noun} {name!r}: {module_name} has no {attribute}{hint}")
         found = getattr(found, part)
-    if not isinstance(found, kind):
+    if not isinstance(found, kinds):
         raise ConfigError(f"{noun} {name!r} is a {type(found).__name__}; put @{noun} on the function")
     return found

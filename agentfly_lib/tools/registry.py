@@ -8,7 +8,24 @@ from agentfly_lib.tools.tool import Tool
 
 __all__ = ["SHIPPED_TOOLS", "get_tool"]
 
-SHIPPED_TOOLS = {"calculator": "agentfly_lib.tools.calculator:calculator"}
+SHIPPED_TOOLS = {
+    name: f"agentfly_lib.tools.{name}:{name}"
+    for name in (
+        "answer",
+        "calculator",
+        "code_interpreter",
+        "create_file",
+        "edit_file",
+        "fetch_page",
+        "finish",
+        "grep",
+        "list_files",
+        "read_file",
+        "run_shell",
+        "undo_edit",
+        "web_search",
+    )
+}
 """From a name to where it is defined; imported when asked for."""
 
 

@@ -23,6 +23,7 @@ from typing import Any, overload
 
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.resources.spec import ResourceSpec
+from agentfly_lib.tools.given_schema import GivenArguments
 from agentfly_lib.tools.schema import Arguments, read_signature
 from agentfly_lib.tools.settings import ToolSettings, read_settings
 
@@ -53,7 +54,7 @@ class Tool:
     """What it was made with; see `with_settings`."""
     make: Callable[[Any], Tool] | None = None
     """Makes the same tool with other settings, of the type of `settings`."""
-    signature: Arguments | None = None
+    signature: GivenArguments | None = None
     """What it takes, if that is not to be read from the function (a tool of another system, which brings a schema)."""
 
     def __post_init__(self) -> None:
@@ -79,7 +80,7 @@ class Tool:
         return replace(self, function=self.function.__get__(instance, owner))
 
     @cached_property
-    def arguments(self) -> Arguments:
+    def arguments(self) -> Arguments | GivenArguments:
         """Read on first use, when all names in its annotations exist. Raises `ConfigError`."""
         return self.signature or read_signature(self.function, tool=self.name)
 

@@ -1,0 +1,87 @@
+"""A corpus on disk as a search provider: a JSONL file, indexed in memory at the first search and then shared.
+
+A row has a text (`text` or `contents`), and may have `title`, `url` and `id`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentfly_lib.errors import DataError
+from agentfly_lib.tools.bm25 import Bm25
+from agentfly_lib.tools.bounded import call_in_thread
+from agentfly_lib.tools.search import SearchHit
+
+__all__ = ["Corpus", "load_corpus"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """Documents and their index."""
+
+    documents: tuple[SearchHit, ...]
+    index: Bm25
+
+    def search(self, query: str, count: int) -> list[SearchHit]:
+        """The best documents by BM25 over title and text."""
+        return [self.documents[number] for number, _ in self.index.top(query, count)]
+
+
+class CorpusProvider:
+    """Searches a file. Raises `DataError` for one that cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def search(self, query: str, count: int) -> list[SearchHit]:
+        """See `SearchProvider`."""
+        return await call_in_thread(lambda: load_corpus(self.path).search(query, count))
+
+
+_loading = threading.Lock()
+
+
+def load_corpus(path: Path) -> Corpus:
+    """Reads and indexes a file, once while it stays as it is. Raises `DataError` naming the line."""
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError as error:
+        raise DataError(f"cannot read the corpus {path}: {error.strerror}") from error
+    with _loading:  # many trajectories ask at the same moment
+        return _load(path, changed)
+
+
+@functools.lru_cache(maxsize=4)
+def _load(path: Path, _changed: int) -> Corpus:
+    documents = tuple(_rows(path))
+    if not documents:
+        raise DataError(f"the corpus {path} is empty")
+    index = Bm25(f"{document.title}\n{document.text}" for document in documents)
+    return Corpus(documents=documents, index=index)
+
+
+def _rows(path: Path) -> Iterator[SearchHit]:
+    with path.open(encoding="utf-8") as lines:
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _hit(line, f"{path}, line {number}")
+        except UnicodeDecodeError as error:
+            raise DataError(f"the corpus {path} is not UTF-8 text: {error}") from error
+
+
+def _hit(line: str, where: str) -> SearchHit:
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: this is no JSON: {error}") from error
+    text = row.get("text", row.get("contents")) if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise DataError(f"{where}: a row needs a text under 'text' or 'contents'")
+    return SearchHit(title=str(row.get("title") or ""), url=str(row.get("url") or row.get("id") or ""), text=text)

@@ -1,0 +1,101 @@
+"""HTTP to public addresses only: what a model asks for must not reach this machine or the network behind it.
+
+A host is resolved here, all its addresses are looked at, and the connection goes to an address that was looked at, so
+that a name which answers differently the second time wins nothing. Redirects come through here too. Proxies named in
+the environment are not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import httpx
+
+__all__ = ["AddressRefused", "PublicTransport", "is_public", "parse_networks"]
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class AddressRefused(httpx.RequestError):
+    """The address is none that may be asked."""
+
+
+def is_public(address: Address) -> bool:
+    """On the open internet: not loopback, private, link-local, multicast or reserved, nor a wrapping of one that is."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if address.sixtofour is not None:
+            return is_public(address.sixtofour)
+        if address in _NAT64:
+            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if address.teredo is not None or address.is_site_local:
+            return False
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
+    """Networks as `10.0.0.0/8`. Raises `ValueError`."""
+    return tuple(ipaddress.ip_network(text) for text in texts)
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+class PublicTransport(httpx.AsyncBaseTransport):
+    """Lets requests to public addresses through, and to those in `allowed`."""
+
+    def __init__(
+        self,
+        *,
+        allowed: Sequence[Network] = (),
+        resolve: Callable[[str, int], Awaitable[list[str]]] = _resolve,
+        inner: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._allowed = tuple(allowed)
+        self._resolve = resolve
+        self._inner = inner or httpx.AsyncHTTPTransport(trust_env=False)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Raises `AddressRefused`, before anything is connected."""
+        url = request.url
+        if url.scheme not in ("http", "https"):
+            raise AddressRefused(f"{url.scheme}: is not allowed, only http and https", request=request)
+        address = await self._address(url.host, url.port or (443 if url.scheme == "https" else 80), request)
+        extensions: dict[str, Any] = {**request.extensions}
+        if url.scheme == "https":
+            extensions["sni_hostname"] = url.host  # the certificate is checked against the name
+        checked = httpx.Request(
+            request.method,
+            url.copy_with(host=address),
+            headers=request.headers,  # with the name in `Host`
+            stream=request.stream,
+            extensions=extensions,
+        )
+        return await self._inner.handle_async_request(checked)
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._inner.aclose()
+
+    async def _address(self, host: str, port: int, request: httpx.Request) -> str:
+        try:
+            found = await self._resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            raise httpx.ConnectError(f"there is no host {host}", request=request) from error
+        for text in found:
+            address = ipaddress.ip_address(text.partition("%")[0])
+            if not is_public(address) and not any(address in network for network in self._allowed):
+                raise AddressRefused(f"{host} is no public address", request=request)
+        if not found:
+            raise httpx.ConnectError(f"there is no host {host}", request=request)
+        return found[0]
