@@ -1,5 +1,8 @@
 """The objective, over trained tokens only: a clipped policy loss, an optional KL penalty, and what is worth knowing.
 
+How tokens are summed up (`AGGREGATIONS`) and how the divergence is estimated (`KL_ESTIMATORS`) is looked up under the
+name that the config gives; a further one is a function and an entry.
+
 Notation, per token: `l` log-prob under the policy being trained, `o` under the trainer's policy at the start of the
 step, `mu` recorded by the engine at sampling time, `f` under the frozen reference, `A` advantage; r = exp(l - o).
 
@@ -15,13 +18,15 @@ can reach the loss, and its gradient is exactly zero.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from agentfly_lib.configs import AlgorithmConfig, TisTokenConfig
 
-__all__ = ["MAXIMA", "SUMS", "PolicyLoss", "policy_loss", "zero_loss"]
+__all__ = ["AGGREGATIONS", "KL_ESTIMATORS", "MAXIMA", "SUMS", "PolicyLoss", "policy_loss", "zero_loss"]
 
 LOG_LIMIT = 20.0
 """Log-ratios are clamped to +-20 before `exp`: far outside of any clip range, and never an overflow."""
@@ -59,6 +64,24 @@ class PolicyLoss:
     per_token: torch.Tensor  # [N] detached
     sums: torch.Tensor  # [len(SUMS)] float64
     maxima: torch.Tensor  # [len(MAXIMA)] float64
+
+
+def token_mean(losses: torch.Tensor, denominator: float) -> torch.Tensor:
+    """The sum over a micro-batch's trained tokens, divided by the number of them in the whole optimizer batch."""
+    return losses.sum() / max(denominator, 1.0)
+
+
+def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """exp(x) - x - 1 with x = f - l, per token: never negative (http://joschu.net/blog/kl-approx.html)."""
+    difference = (reference - logprobs).clamp(-LOG_LIMIT, LOG_LIMIT)
+    return difference.exp() - difference - 1
+
+
+AGGREGATIONS: Mapping[str, Callable[[torch.Tensor, float], torch.Tensor]] = MappingProxyType({"token_mean": token_mean})
+"""From the losses of a micro-batch's trained tokens [N] to its share of the loss, by `algorithm.aggregation`."""
+
+KL_ESTIMATORS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = MappingProxyType({"k3": k3})
+"""Divergence per token [N] from log-probs and those of the reference, by `algorithm.kl.estimator`."""
 
 
 def policy_loss(
@@ -102,8 +125,7 @@ def policy_loss(
 
     kl = torch.zeros_like(logprobs)
     if reference is not None:
-        difference = (reference - logprobs).clamp(-LOG_LIMIT, LOG_LIMIT)
-        kl = difference.exp() - difference - 1
+        kl = KL_ESTIMATORS[algorithm.kl.estimator](logprobs, reference)
     penalty = algorithm.kl.coefficient * ratio * kl
     total = loss + penalty if reference is not None else loss
 
@@ -129,7 +151,8 @@ def policy_loss(
         }
         sums = torch.stack([statistics[name].double().sum() for name in SUMS])
         maxima = torch.stack([ratio.max().double(), delta.abs().max().double()])
-    return PolicyLoss(loss=total.sum() / max(denominator, 1.0), per_token=total.detach(), sums=sums, maxima=maxima)
+    loss = AGGREGATIONS[algorithm.aggregation](total, denominator)
+    return PolicyLoss(loss=loss, per_token=total.detach(), sums=sums, maxima=maxima)
 
 
 def zero_loss(logprobs: torch.Tensor) -> PolicyLoss:
