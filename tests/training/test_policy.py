@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.stack
 
 pytest.importorskip("torch")
 import torch  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 
 from agentfly_lib.configs import AlgorithmConfig, KlConfig  # noqa: E402
 from agentfly_lib.errors import ModelError  # noqa: E402
@@ -73,6 +78,12 @@ def test_chunks_of_the_output_head_change_nothing(tmp_path: Path, factories: Mod
 def gradient(path: Path, rows: list[list[TrainingSample]]) -> tuple[float, list[torch.Tensor]]:
     """Loss and gradient of the same samples, packed into the given rows."""
     module = policy(path)
+    total = backward(module, rows)
+    return total, [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+
+
+def backward(module: PolicyModule, rows: list[list[TrainingSample]]) -> float:
+    """The loss of packed rows, with its gradient left in the module."""
     denominator = sum(sample.num_loss_tokens for row in rows for sample in row)
     total = 0.0
     for row in rows:
@@ -89,7 +100,7 @@ def gradient(path: Path, rows: list[list[TrainingSample]]) -> tuple[float, list[
         )
         loss.loss.backward()
         total += float(loss.loss.detach())
-    return total, [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    return total
 
 
 def test_a_packed_batch_has_the_loss_and_gradient_of_one_sequence_at_a_time(
@@ -108,24 +119,64 @@ def test_a_packed_batch_has_the_loss_and_gradient_of_one_sequence_at_a_time(
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_nothing_about_a_masked_token_but_its_id_has_any_influence(tiny_model: Path, factories: ModuleType) -> None:
+def with_mask(sample: TrainingSample, mask: list[bool], *, poison: float | None = None) -> TrainingSample:
+    """The sample with another mask; `poison` is what stands where nothing is trained."""
+    loss_mask = np.array(mask)
+    rng = np.random.default_rng(int(loss_mask.sum()))
+    logprobs, advantages = rng.normal(-4, 1, len(mask)), rng.normal(0, 1, len(mask))
+    return TrainingSample(
+        trajectory_id=sample.trajectory_id,
+        token_ids=sample.token_ids,
+        loss_mask=loss_mask,
+        rollout_logprobs=np.where(loss_mask, logprobs, np.nan if poison is None else poison).astype(np.float32),
+        advantages=np.where(loss_mask, advantages, 0.0 if poison is None else poison).astype(np.float32),
+    )
+
+
+MASKS = st.lists(st.booleans(), min_size=9, max_size=9).map(lambda mask: [False, *mask])
+
+
+@given(st.lists(MASKS, min_size=1, max_size=4).filter(lambda masks: any(map(any, masks))), st.sampled_from([4096, 3]))
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_only_positions_that_predict_a_trained_token_have_a_gradient(
+    tiny_model: Path, factories: ModuleType, masks: list[list[bool]], chunk: int
+) -> None:
+    samples = [with_mask(s, mask) for s, mask in zip(factories.samples(6, [10] * len(masks)), masks, strict=True)]
+    # Worked out from the masks alone: token t of document d is predicted at position 10 d + t - 1 of the packed row.
+    sources = {10 * document + t - 1 for document, mask in enumerate(masks) for t, on in enumerate(mask) if on}
+
+    module = policy(tiny_model, chunk)
+    states: list[torch.Tensor] = []
+
+    def keep(_module: object, _arguments: object, output: Any) -> None:
+        output.last_hidden_state.retain_grad()
+        states.append(output.last_hidden_state)
+
+    module.model.get_decoder().register_forward_hook(keep)
+    backward(module, [samples])
+    (hidden,) = states
+    assert hidden.shape[1] == 10 * len(masks)
+    assert hidden.grad is not None
+    touched = {place for place, row in enumerate(hidden.grad[0]) if torch.count_nonzero(row)}
+    assert touched == sources
+
+
+@pytest.mark.parametrize("chunk", [4096, 3])
+@pytest.mark.parametrize("poison", [1e6, -123.0, math.nan, math.inf])
+def test_nothing_about_a_masked_token_but_its_id_has_any_influence(
+    tiny_model: Path, factories: ModuleType, poison: float, chunk: int
+) -> None:
     samples = factories.samples(3, [16, 21])
-    poisoned = []
-    for sample in samples:
-        poisoned.append(
-            TrainingSample(
-                trajectory_id=sample.trajectory_id,
-                token_ids=sample.token_ids,
-                loss_mask=sample.loss_mask,
-                rollout_logprobs=sample.rollout_logprobs.copy(),
-                advantages=sample.advantages.copy(),
-            )
-        )
-        poisoned[-1].rollout_logprobs[~sample.loss_mask] = -123.0
-        poisoned[-1].advantages[~sample.loss_mask] = 1e6
-    loss, clean = gradient(tiny_model, [samples])
-    other_loss, other = gradient(tiny_model, [poisoned])
+    masks = [sample.loss_mask.tolist() for sample in samples]
+    results = []
+    for value in (None, poison):
+        rows = [[with_mask(sample, mask, poison=value) for sample, mask in zip(samples, masks, strict=True)]]
+        module = policy(tiny_model, chunk)
+        loss = backward(module, rows)
+        results.append((loss, [parameter.grad for parameter in module.parameters()]))
+    (loss, clean), (other_loss, other) = results
     assert loss == other_loss
+    assert any(torch.count_nonzero(gradient) for gradient in clean)
     assert all(torch.equal(one, two) for one, two in zip(clean, other, strict=True))
 
 
