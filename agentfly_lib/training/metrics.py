@@ -32,6 +32,14 @@ _MEANS: dict[str, str] = {
     "correction_capped": "train/correction_capped/mean",
 }
 
+_OF_SAMPLES: dict[str, str] = {
+    "reward_mean": "train/reward/mean",
+    "reward_std": "train/reward/std",
+    "advantage_mean": "train/advantage/mean",
+    "advantage_std": "train/advantage/std",
+    "advantage_max_abs": "train/advantage/max_abs",
+}
+
 
 class LossMeter:
     """Sums and maxima over all micro-batches of this rank; `reduce` makes them those of all ranks."""
@@ -65,12 +73,9 @@ class LossMeter:
 
 
 def sample_metrics(report: SampleReport) -> dict[str, float]:
-    """The counts of a step's samples under their metric names."""
+    """The counts of a step's samples, and its rewards and advantages, under their metric names."""
     values = asdict(report)
-    metrics = {
-        "train/reward/mean": values.pop("reward_mean"),
-        "train/reward/std": values.pop("reward_std"),
-    }
+    metrics = {name: values.pop(key) for key, name in _OF_SAMPLES.items()}
     values.pop("missing_logprobs")  # counted by the loss
     return metrics | {f"train/{name}/count": float(value) for name, value in values.items()}
 

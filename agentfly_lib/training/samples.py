@@ -43,6 +43,10 @@ class SampleReport:
     reward_mean: float = math.nan
     """Over all trajectories that could be scored, whether or not their group has a signal."""
     reward_std: float = math.nan
+    advantage_mean: float = math.nan
+    """Over the trajectories that are trained on, each counted once."""
+    advantage_std: float = math.nan
+    advantage_max_abs: float = math.nan
 
 
 def build_samples(
@@ -56,7 +60,8 @@ def build_samples(
     estimate = ADVANTAGES[algorithm.advantage.type]
     samples: list[TrainingSample] = []
     rewards_seen: list[float] = []
-    no_signal = excluded = masked = trained = 0
+    advantages: list[float] = []
+    no_signal = excluded = masked = 0
     for group in groups:
         usable = [trajectory for trajectory in group.trajectories if _usable(trajectory)]
         excluded += len(group.trajectories) - len(usable)
@@ -69,7 +74,7 @@ def build_samples(
             if algorithm.mask_truncated and trajectory.stop.truncated:
                 masked += 1
                 continue
-            trained += 1
+            advantages.append(float(advantage))
             samples += [
                 _sample(trajectory, segment, float(advantage))
                 for segment in trajectory.segments
@@ -81,13 +86,16 @@ def build_samples(
         trajectories=sum(len(group.trajectories) for group in groups),
         excluded_trajectories=excluded,
         masked_truncated=masked,
-        trained_trajectories=trained,
+        trained_trajectories=len(advantages),
         samples=len(samples),
         tokens=sum(len(sample) for sample in samples),
         loss_tokens=sum(sample.num_loss_tokens for sample in samples),
         missing_logprobs=sum(int(np.isnan(sample.rollout_logprobs[sample.loss_mask]).sum()) for sample in samples),
         reward_mean=float(np.mean(rewards_seen)) if rewards_seen else math.nan,
         reward_std=float(np.std(rewards_seen)) if rewards_seen else math.nan,
+        advantage_mean=float(np.mean(advantages)) if advantages else math.nan,
+        advantage_std=float(np.std(advantages)) if advantages else math.nan,
+        advantage_max_abs=float(np.max(np.abs(advantages))) if advantages else math.nan,
     )
     return samples, report
 

@@ -77,6 +77,8 @@ def test_one_update_is_adamw_on_the_gradient_of_the_mean_over_all_trained_tokens
     assert report.metrics["train/policy_loss/mean"] == pytest.approx(float(loss.detach()), abs=1e-6)
     assert report.metrics["train/grad_norm/mean"] == pytest.approx(float(norm), rel=1e-4)
     assert report.metrics["train/loss_tokens/count"] == len(terms)
+    assert report.metrics["train/advantage/mean"] == pytest.approx(0.0, abs=1e-6)
+    assert 0 < report.metrics["train/advantage/std"] < report.metrics["train/advantage/max_abs"]
 
 
 def test_micro_batch_size_and_accumulation_change_nothing(learner: Make, factories: ModuleType) -> None:

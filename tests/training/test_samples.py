@@ -42,6 +42,10 @@ def test_a_trajectory_of_two_segments_counts_once_in_its_group(factories: Module
     assert samples[2].advantages[4] == pytest.approx(-0.499999)
     assert report.trained_trajectories == 4
     assert report.samples == 5
+    # Over the four trajectories: mean 0, population std sqrt((1.5^2 + 3 * 0.5^2) / 4) = 0.8660254, less 2e-6 of it.
+    assert report.advantage_mean == pytest.approx(0.0, abs=1e-9)
+    assert report.advantage_std == pytest.approx(0.8660237, abs=1e-6)
+    assert report.advantage_max_abs == pytest.approx(1.499997)
 
 
 def test_what_could_not_be_scored_is_excluded_and_never_a_zero(factories: ModuleType) -> None:
