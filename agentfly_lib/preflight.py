@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from agentfly_lib.agents.agent import as_reward, as_tools
+from agentfly_lib.agents.agent import as_tools
 from agentfly_lib.configs import (
     FilesDataConfig,
     Gsm8kDataConfig,
@@ -16,6 +16,7 @@ from agentfly_lib.configs import (
 )
 from agentfly_lib.errors import ConfigError, DataError
 from agentfly_lib.models.resolve import check_directory
+from agentfly_lib.rewards.registry import build_reward
 from agentfly_lib.store.layout import RunDirectory
 
 __all__ = ["check_context", "check_run", "check_same_config"]
@@ -26,7 +27,7 @@ def check_run(config: RunConfig) -> None:
     unusable model directory. The flow checks what needs the data or the model itself, before an engine starts.
     """
     as_tools(config.agent.tools, config.agent.tool_settings)
-    as_reward(config.agent.reward.name)
+    build_reward(config.agent.reward)
     if isinstance(config.data, FilesDataConfig | Gsm8kDataConfig):
         for key in ("train", "eval"):
             file = getattr(config.data, key)

@@ -40,7 +40,18 @@ Message = dict[str, Any]
 """One chat message: `role`, `content`, and what the template knows besides (`tool_call_id`, `name`)."""
 
 RESERVED_COLUMNS: frozenset[str] = frozenset(
-    {"context", "env_reward", "final_response", "messages", "prediction", "problem", "reward", "trajectory"}
+    {
+        "context",
+        "env_reward",
+        "final_response",
+        "final_responses",
+        "messages",
+        "prediction",
+        "problem",
+        "reward",
+        "trajectories",
+        "trajectory",
+    }
 )
 """Names that rewards and tools get from the rollout itself; a dataset may not have a free column of that name."""
 

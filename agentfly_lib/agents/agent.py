@@ -33,7 +33,7 @@ from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, ToolCall
 from agentfly_lib.configs.agent import AgentSettings, CompactionConfig, NoCompactionConfig
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.inference import Generate
-from agentfly_lib.rewards.registry import get_reward
+from agentfly_lib.rewards.registry import build_reward, get_reward
 from agentfly_lib.rewards.reward import Reward, reward
 from agentfly_lib.rollout.agent import tool_messages
 from agentfly_lib.tools import Tool, ToolResult, get_tool
@@ -136,7 +136,7 @@ class Agent(ABC):
         """The agent of a recipe's `[agent]` table; `options` are arguments of the class that the table has not."""
         settings: dict[str, Any] = {
             "tools": tuple(as_tools(config.tools, config.tool_settings).values()),
-            "reward_fn": config.reward.name,
+            "reward_fn": build_reward(config.reward),
             "template": config.template,
             "system_prompt": config.system_prompt,
             "max_turns": config.max_turns,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ __all__ = [
     "NoCompactionConfig",
     "ReActAgentConfig",
     "RewardConfig",
+    "RewardPartConfig",
     "SearchAgentConfig",
     "SlidingWindowConfig",
     "SummaryConfig",
@@ -32,17 +34,56 @@ SUMMARY_INSTRUCTION = (
 )
 
 
+class RewardPartConfig(Config):
+    """One reward of a weighted sum."""
+
+    name: str
+    """A reward we ship, or `package.module:name`."""
+    weight: float = 1.0
+    optional: bool = False
+    """If it cannot be scored, the others are scored without it; otherwise nothing is."""
+    label: str | None = None
+    """Its name in the recorded parts; unset means the reward's own."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
 class RewardConfig(Config):
     """How trajectories are scored."""
 
     name: str = "math_equal"
-    """A reward we ship, or `package.module:name` of a function decorated with `@reward`."""
+    """A reward we ship, or `package.module:name` of a function decorated with `@reward`; with `parts`, what their sum
+    is called."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """What the reward is made with, for those that are made with something."""
+    parts: tuple[RewardPartConfig, ...] = ()
+    """Several rewards, whose weighted sum is the reward."""
     timeout_seconds: PositiveFloat = 30.0
     """Limit for one trajectory; a reward that runs longer is killed and the trajectory is dropped, never given 0."""
     max_concurrency: PositiveInt = 64
     """Rewards in flight at the same time."""
     retries: Annotated[int, Field(ge=0)] = 1
     """Tries after the first when a reward raises."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sum_has_a_name(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("parts"):
+            return {"name": "composite"} | dict(values)
+        return values
+
+    @model_validator(mode="after")
+    def _settings_of_one(self) -> RewardConfig:
+        if self.parts and self.settings:
+            raise ValueError("settings belong to the parts here; write them into the part that they are for")
+        return self
+
+    @property
+    def identity(self) -> str:
+        """The name, and a hash of what else decides about the values: scores are kept by this."""
+        if not self.parts and not self.settings:
+            return self.name
+        decisive = self.model_dump_json(include={"settings", "parts"})
+        return f"{self.name}-{hashlib.sha256(decisive.encode()).hexdigest()[:8]}"
 
 
 class NoCompactionConfig(Config):

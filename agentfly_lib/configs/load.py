@@ -136,6 +136,8 @@ def _models_at(path: Sequence[str]) -> list[type[BaseModel]]:
     """The config classes that may stand at a path of keys (several where variants are possible)."""
     models: list[type[BaseModel]] = [RunConfig]
     for part in path:
+        if part.isdigit():
+            continue  # a place in a list
         found: list[type[BaseModel]] = []
         for model in models:
             if part in model.model_fields:

@@ -1,16 +1,58 @@
-"""Rewards by name."""
+"""Rewards by name, and the reward of a recipe."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from agentfly_lib.configs.agent import RewardConfig
+from agentfly_lib.errors import ConfigError
+from agentfly_lib.rewards.composite import CompositeReward, Part
+from agentfly_lib.rewards.factory import RewardFactory
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.tools.named import find_named
 
-__all__ = ["SHIPPED_REWARDS", "get_reward"]
+__all__ = ["SHIPPED_REWARDS", "build_reward", "get_reward"]
 
-SHIPPED_REWARDS = {"math_equal": "agentfly_lib.rewards.math_equal:math_equal"}
+SHIPPED_REWARDS = {
+    "code_tests": "agentfly_lib.rewards.code_tests:code_tests",
+    "environment": "agentfly_lib.rewards.environment:environment",
+    "exact_match": "agentfly_lib.rewards.exact_match:exact_match",
+    "format": "agentfly_lib.rewards.format:format_followed",
+    "group_judge": "agentfly_lib.rewards.group_judge:group_judge",
+    "llm_judge": "agentfly_lib.rewards.llm_judge:llm_judge",
+    "math_equal": "agentfly_lib.rewards.math_equal:math_equal",
+    "overlong": "agentfly_lib.rewards.overlong:overlong",
+    "token_f1": "agentfly_lib.rewards.token_f1:token_f1",
+    "tool_use": "agentfly_lib.rewards.tool_use:tool_use",
+}
 """From a name to where it is defined; imported when asked for."""
 
 
-def get_reward(name: str) -> Reward:
-    """A reward that we ship, or `package.module:name`. Raises `ConfigError` with the nearest name."""
-    return find_named(name, SHIPPED_REWARDS, Reward)
+def get_reward(name: str, settings: Mapping[str, Any] | None = None) -> Reward:
+    """A reward that we ship, or `package.module:name`; `settings` are for those made by `@reward_factory`.
+
+    Raises `ConfigError` with the nearest name or setting.
+    """
+    found = find_named(name, SHIPPED_REWARDS, Reward, RewardFactory)
+    if isinstance(found, RewardFactory):
+        return found.make(settings or {})
+    if settings:
+        raise ConfigError(f"reward {name!r} has no settings, and was given {', '.join(settings)}")
+    return found
+
+
+def build_reward(config: RewardConfig) -> Reward:
+    """The reward of a recipe: one by name, or several as a weighted sum. Raises `ConfigError`."""
+    if not config.parts:
+        return get_reward(config.name, config.settings)
+    parts = tuple(
+        Part(
+            reward=get_reward(part.name, part.settings),
+            weight=part.weight,
+            optional=part.optional,
+            name=part.label or "",
+        )
+        for part in config.parts
+    )
+    return CompositeReward(name=config.name, parts=parts)

@@ -19,15 +19,12 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 from agentfly_lib.errors import ConfigError, RewardError
 from agentfly_lib.types import RESERVED_COLUMNS, Problem, Trajectory
 
 __all__ = ["Reward", "RewardContext", "Verdict", "reward"]
-
-_PROVIDED = RESERVED_COLUMNS - {"reward"}
-"""Arguments that every trajectory can give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +50,19 @@ class Verdict:
 class Reward:
     """A reward function with its limits. Calling the reward calls the function."""
 
+    provided: ClassVar[frozenset[str]] = RESERVED_COLUMNS - {"reward", "trajectories", "final_responses"}
+    """Arguments that every trajectory can give; all others are columns."""
+
     name: str
     function: Callable[..., Any]
     timeout: float | None = None
-    """Seconds for one trajectory; the recipe's limit if unset."""
+    """Seconds for one call; the recipe's limit if unset."""
+    max_concurrency: int | None = None
+    """Calls in flight at the same time, below the recipe's limit: for servers that bear no more."""
+    retries: int | None = None
+    """Tries after the first when it raises; the recipe's number if unset."""
+    backoff_seconds: float = 0.0
+    """Wait before the second try, doubled with each further one: for servers that need a pause."""
     inline: bool = False
     """Runs on the event loop itself. Only for pure Python that is bounded to well under a millisecond: nothing can
     interrupt it. It may return an awaitable for a rare case that takes longer."""
@@ -66,6 +72,10 @@ class Reward:
             raise ConfigError("a reward needs a name")
         if self.timeout is not None and not self.timeout > 0:
             raise ConfigError(f"reward {self.name}: timeout={self.timeout} must be more than 0 seconds")
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise ConfigError(f"reward {self.name}: max_concurrency={self.max_concurrency} must be at least 1")
+        if (self.retries or 0) < 0 or self.backoff_seconds < 0:
+            raise ConfigError(f"reward {self.name}: retries and backoff_seconds cannot be negative")
         if self.inline and self.is_async:
             raise ConfigError(f"reward {self.name}: inline=True is for plain functions, and this one is async already")
         for parameter in self._parameters:
@@ -109,22 +119,25 @@ class Reward:
         """Raises `ConfigError` if the reward asks for something that neither rollout nor dataset has."""
         there = sorted(columns)
         for name in self.required:
-            if name in _PROVIDED or (name in there and name not in RESERVED_COLUMNS):
+            if name in self.provided or (name in there and name not in RESERVED_COLUMNS):
                 continue
-            near = difflib.get_close_matches(name, [*there, *_PROVIDED], n=1)
+            near = difflib.get_close_matches(name, [*there, *self.provided], n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ConfigError(
                 f"reward {self.name!r} asks for the column {name!r}{hint}, which the dataset does not have. "
                 f"Its columns: {', '.join(there) or 'none'}; "
-                f"always there: {', '.join(sorted(_PROVIDED))}"
+                f"always there: {', '.join(sorted(self.provided))}"
             )
 
     def bind(self, trajectory: Trajectory, problem: Problem) -> dict[str, Any]:
         """Keyword arguments for one trajectory. Raises `RewardError` if its problem lacks a column."""
+        return self._keywords(problem, lambda name: _provide(name, trajectory, problem))
+
+    def _keywords(self, problem: Problem, provide: Callable[[str], Any]) -> dict[str, Any]:
         keywords: dict[str, Any] = {}
         for name in self.arguments:
-            if name in _PROVIDED:
-                keywords[name] = _provide(name, trajectory, problem)
+            if name in self.provided:
+                keywords[name] = provide(name)
             elif name in problem.columns:
                 keywords[name] = problem.columns[name]
             elif name in self.required:
@@ -200,7 +213,13 @@ def _provide(name: str, trajectory: Trajectory, problem: Problem) -> Any:
 def reward(function: Callable[..., Any], /) -> Reward: ...
 @overload
 def reward(
-    *, name: str | None = None, timeout: float | None = None, inline: bool = False
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    inline: bool = False,
+    max_concurrency: int | None = None,
+    retries: int | None = None,
+    backoff_seconds: float = 0.0,
 ) -> Callable[[Callable[..., Any]], Reward]: ...
 def reward(
     function: Callable[..., Any] | None = None,
@@ -209,6 +228,9 @@ def reward(
     name: str | None = None,
     timeout: float | None = None,
     inline: bool = False,
+    max_concurrency: int | None = None,
+    retries: int | None = None,
+    backoff_seconds: float = 0.0,
 ) -> Reward | Callable[[Callable[..., Any]], Reward]:
     """Makes a reward of a function, synchronous or not; bare, or with settings (see the fields of `Reward`).
 
@@ -218,7 +240,14 @@ def reward(
     """
 
     def decorate(function: Callable[..., Any]) -> Reward:
-        default_name = getattr(function, "__name__", type(function).__name__)
-        return Reward(name=name or default_name, function=function, timeout=timeout, inline=inline)
+        return Reward(
+            name=name or getattr(function, "__name__", type(function).__name__),
+            function=function,
+            timeout=timeout,
+            inline=inline,
+            max_concurrency=max_concurrency,
+            retries=retries,
+            backoff_seconds=backoff_seconds,
+        )
 
     return decorate(function) if function is not None else decorate

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
-from agentfly_lib.errors import RewardError
-from agentfly_lib.rewards.call import CallFailed, CallTimedOut, call_reward
-from agentfly_lib.rewards.reward import Reward, Verdict
+from agentfly_lib.rewards.asking import Answer, Asker
+from agentfly_lib.rewards.composite import CompositeReward
+from agentfly_lib.rewards.group_reward import GroupReward
+from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.store.scores import Score, outcome_of
 from agentfly_lib.types import Outcome, Problem, StopReason, Trajectory, TrajectoryGroup
 
@@ -25,6 +27,15 @@ logger = logging.getLogger(__name__)
 
 _LOOP_SECONDS = 0.005
 """Rewards that run on the loop let others have it after this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Chains of one problem that are asked about together, and where their scores belong."""
+
+    places: Sequence[int]
+    trajectories: Sequence[Trajectory]
+    problem: Problem
 
 
 async def score_groups(
@@ -37,17 +48,19 @@ async def score_groups(
 ) -> list[Score]:
     """One score per trajectory, in the order of groups and their trajectories.
 
-    timeout: seconds of one call where the reward sets no limit. retries: tries after the first when it raises; a
-    time-out or a result that is no reward is not tried again.
+    timeout: seconds of one call where the reward sets no limit. retries: tries after the first when it raises, where
+    the reward sets no number; a time-out or a result that is no reward is not tried again.
     """
-    work = [(trajectory, group.problem) for group in groups for trajectory in group.trajectories]
-    scores: list[Score | None] = [None] * len(work)
-    pending: Iterator[int] = iter(range(len(work)))
+    asker = Asker(timeout=timeout, max_concurrency=max_concurrency, retries=retries)
+    scores: list[Score | None] = [None] * sum(len(group.trajectories) for group in groups)
+    work = _work(reward, groups, scores)
+    pending: Iterator[_Work] = iter(work)
 
     async def drain() -> None:
         yielded = perf_counter()
-        for index in pending:
-            scores[index] = await _score(reward, *work[index], timeout=timeout, retries=retries)
+        for item in pending:
+            for place, score in zip(item.places, await _score(asker, reward, item), strict=True):
+                scores[place] = score
             if reward.inline and perf_counter() - yielded > _LOOP_SECONDS:
                 await asyncio.sleep(0)
                 yielded = perf_counter()
@@ -60,35 +73,49 @@ async def score_groups(
     return result
 
 
-async def _score(reward: Reward, trajectory: Trajectory, problem: Problem, *, timeout: float, retries: int) -> Score:
-    if trajectory.stop is StopReason.FAILED:
-        reason = trajectory.failure.message if trajectory.failure else "the trajectory failed"
-        return Score(trajectory_id=trajectory.id, outcome=outcome_of(trajectory.stop, None), reward=None, error=reason)
+def _work(reward: Reward, groups: Sequence[TrajectoryGroup], scores: list[Score | None]) -> list[_Work]:
+    """What is to be asked; the scores of chains that failed are put in their places."""
+    together = isinstance(reward, CompositeReward | GroupReward)
+    work: list[_Work] = []
+    start = 0
+    for group in groups:
+        places: list[int] = []
+        for place, trajectory in enumerate(group.trajectories, start):
+            if trajectory.stop is StopReason.FAILED:
+                reason = trajectory.failure.message if trajectory.failure else "the trajectory failed"
+                scores[place] = _as_score(trajectory, Answer(error=reason), seconds=0.0)
+            else:
+                places.append(place)
+        for chosen in [places] * bool(places) if together else [[place] for place in places]:
+            trajectories = [group.trajectories[place - start] for place in chosen]
+            work.append(_Work(chosen, trajectories, group.problem))
+        start += len(group.trajectories)
+    return work
+
+
+async def _score(asker: Asker, reward: Reward, work: _Work) -> list[Score]:
     started = perf_counter()
-    verdict, error = None, None
-    for attempt in range(retries + 1):
-        try:
-            verdict, error = await _ask(reward, trajectory, problem, timeout), None
-            break
-        except CallFailed as failure:
-            error = f"reward {reward.name!r} failed: {failure}"
-            logger.debug("%s (trajectory %s, try %d)", error, trajectory.id, attempt + 1)
-        except CallTimedOut as failure:
-            error = f"reward {reward.name!r} {failure}"
-            break
-        except RewardError as refusal:
-            error = str(refusal)
-            break
-    if verdict is None and error is None:
-        error = f"reward {reward.name!r} returned None: it cannot be scored"
+    if isinstance(reward, CompositeReward | GroupReward):
+        answers = await asker.ask_group(reward, work.trajectories, work.problem)
+    else:
+        answers = [await asker.ask(reward, work.trajectories[0], work.problem)]
+    seconds = perf_counter() - started
+    return [
+        _as_score(trajectory, answer, seconds=seconds)
+        for trajectory, answer in zip(work.trajectories, answers, strict=True)
+    ]
+
+
+def _as_score(trajectory: Trajectory, answer: Answer, *, seconds: float) -> Score:
+    verdict = answer.verdict
     value = verdict.reward if verdict else None
     return Score(
         trajectory_id=trajectory.id,
         outcome=outcome_of(trajectory.stop, value),
         reward=value,
         parts=dict(verdict.parts) if verdict else {},
-        seconds=perf_counter() - started,
-        error=error,
+        seconds=seconds,
+        error=answer.error,
     )
 
 
@@ -104,8 +131,3 @@ def _report(reward: Reward, scores: Sequence[Score]) -> None:
             unscored[0].trajectory_id,
             unscored[0].error,
         )
-
-
-async def _ask(reward: Reward, trajectory: Trajectory, problem: Problem, timeout: float) -> Verdict | None:
-    seconds = timeout if reward.timeout is None else reward.timeout
-    return reward.read(await call_reward(reward, reward.bind(trajectory, problem), seconds=seconds))

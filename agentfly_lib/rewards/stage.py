@@ -66,7 +66,7 @@ async def score_step(
         RewardError: the collection neither went on nor ended within `follow_seconds`.
         ShardError: a file is damaged or cannot be written.
     """
-    store = await asyncio.to_thread(ScoreStore, directory, config.name)
+    store = await asyncio.to_thread(ScoreStore, directory, config.identity)
     follower = _Follower(directory, follow_seconds)
     kept = len(store.manifest.parts)
     fresh: list[TrajectoryGroup] = []

@@ -13,7 +13,7 @@ from agentfly_lib.types import Failure, FailureKind, Problem, Segment, StopReaso
 
 REWARDS = """
     import ctypes, os, re, signal, sys, threading
-    from agentfly_lib.rewards import reward
+    from agentfly_lib.rewards import group_reward, reward
 
     @reward
     def right(prediction, answer): return float(prediction == answer)
@@ -56,6 +56,10 @@ REWARDS = """
             with open(prediction, "w") as file:
                 file.write(str(os.getpid()))
         return float(os.getpid())
+
+    @group_reward
+    def group_pid(final_responses):
+        return [float(os.getpid())] * len(final_responses)
 
     @reward
     def pid_and_hang(prediction):

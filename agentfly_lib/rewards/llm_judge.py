@@ -1,0 +1,101 @@
+"""A language model scores the response by a rubric, behind any OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from agentfly_lib.inference.endpoint import Endpoint
+from agentfly_lib.rewards.factory import reward_factory
+from agentfly_lib.rewards.judge import Judge, Unusable, default_cache, question_of, quoted
+from agentfly_lib.rewards.reward import Reward
+from agentfly_lib.types import Problem, Trajectory
+
+__all__ = ["RUBRIC", "llm_judge"]
+
+RUBRIC = (
+    "Judge whether the response answers the question correctly, completely and to the point. If a reference answer is "
+    "given, a response that contradicts it is wrong, however well it is argued."
+)
+
+
+@reward_factory
+def llm_judge(
+    *,
+    base_url: str,
+    model: str,
+    rubric: str = RUBRIC,
+    scale: Annotated[int, Field(ge=1)] = 10,
+    show: Literal["final", "transcript"] = "final",
+    reference: str | None = "answer",
+    cache: Path | Literal[False] | None = None,
+    structured: bool = True,
+    timeout_seconds: PositiveFloat = 120.0,
+    retries: Annotated[int, Field(ge=0)] = 2,
+    outage_retries: Annotated[int, Field(ge=0)] = 4,
+    backoff_seconds: PositiveFloat = 0.5,
+    max_concurrency: PositiveInt = 16,
+    max_tokens: PositiveInt = 1024,
+    api_key_env: str = "OPENAI_API_KEY",
+    name: str = "llm_judge",
+) -> Reward:
+    """The judge's score, 0 to `scale`, as a number from 0 to 1.
+
+    show: the final response alone, or the whole conversation with its tool calls and results.
+    reference: column with the right answer, shown if the problem has it; None shows none.
+    cache: folder of kept verdicts; the user's cache directory if unset, none if False.
+    structured: constrain the answer to the schema; False for servers that cannot.
+    retries: tries after the first for an answer that is not the JSON that was asked for. outage_retries: the same for a
+        server that is down. A judgement that is not had in the end, or within `timeout_seconds`, drops the trajectory.
+    api_key_env: environment variable with the key.
+    """
+    endpoint = Endpoint(
+        base_url=base_url,
+        api_key_env=api_key_env,
+        max_connections=max_concurrency,
+        retries=outage_retries,
+        backoff_seconds=backoff_seconds,
+    )
+    folder = None if cache is False else cache or default_cache()
+    judge = Judge(endpoint, model, cache=folder, retries=retries, max_tokens=max_tokens, structured=structured)
+    instructions = f"{rubric}\n\nGive a score from 0 (worst) to {scale} (best). First your reason, briefly."
+    schema = {
+        "type": "object",
+        "properties": {
+            "reason": {"type": "string"},
+            "score": {"type": "integer", "minimum": 0, "maximum": scale},
+        },
+        "required": ["reason", "score"],
+        "additionalProperties": False,
+    }
+
+    def read(answer: dict[str, Any]) -> float:
+        score = answer.get("score")
+        if answer.keys() != {"reason", "score"} or not isinstance(answer["reason"], str):
+            raise Unusable(f"expected the keys reason and score, got {', '.join(map(str, answer)) or 'none'}")
+        if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= scale:
+            raise Unusable(f"score is {score!r}, expected a whole number from 0 to {scale}")
+        return score / scale
+
+    async def judged(trajectory: Trajectory, problem: Problem) -> float:
+        pieces = [f"Question:\n{quoted('question', question_of(problem))}"]
+        if reference is not None and problem.columns.get(reference) is not None:
+            pieces.append(f"Reference answer:\n{quoted('reference', str(problem.columns[reference]))}")
+        text = trajectory.final_response if show == "final" else _transcript(trajectory)
+        pieces.append(f"Response to judge:\n{quoted('response', text)}")
+        material = "\n\n".join(pieces)
+        return await judge.ask(instructions, material, schema=schema, read=read, seconds=timeout_seconds)
+
+    return Reward(
+        name=name,
+        function=judged,
+        timeout=timeout_seconds,
+        retries=0,  # the judge has its own
+        max_concurrency=max_concurrency,
+    )
+
+
+def _transcript(trajectory: Trajectory) -> str:
+    return "\n\n".join(f"[{message.get('role')}]\n{message.get('content')}" for message in trajectory.messages)
