@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from agentfly_lib.agents.agent import as_tools
+from agentfly_lib.agents.kinds import agent_class
 from agentfly_lib.configs import (
     FilesDataConfig,
     Gsm8kDataConfig,
@@ -23,9 +24,11 @@ __all__ = ["check_context", "check_run", "check_same_config"]
 
 
 def check_run(config: RunConfig) -> None:
-    """Raises `ConfigError` for an unknown tool or reward, `DataError` for a file that is not there, `ModelError` for an
-    unusable model directory. The flow checks what needs the data or the model itself, before an engine starts.
+    """Raises `ConfigError` for an unknown agent class, tool or reward, `DataError` for a file that is not there,
+    `ModelError` for an unusable model directory. The flow checks what needs the data or the model itself, before an
+    engine starts.
     """
+    agent_class(config.agent)
     as_tools(config.agent.tools, config.agent.tool_settings)
     build_reward(config.agent.reward)
     if isinstance(config.data, FilesDataConfig | Gsm8kDataConfig):
