@@ -8,9 +8,7 @@ finished since. Failures travel as data: `(key, kind, message)`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,16 +22,13 @@ from agentfly_lib.inference.generate import Generation, GenerationRequest
 from agentfly_lib.inference.settings import EngineSettings, engine_environment
 from agentfly_lib.inference.vllm import VllmEngine
 from agentfly_lib.inference.weight_update import WeightUpdate
+from agentfly_lib.orphan import OrphanTimer
 from agentfly_lib.types import FinishReason
 
 __all__ = ["EngineServer", "EngineStatus", "pack_request", "unpack_reply"]
 
-logger = logging.getLogger(__name__)
-
 _FORGET_CLIENT_SECONDS = 1800.0
 """A client that has neither asked nor collected for so long is gone."""
-_ORPHANED_SECONDS = 3 * 3600.0
-"""An engine that nobody has called for so long ends its process: its run was killed and never resumed."""
 
 PackedRequest = tuple[str, tuple[int, ...], int, tuple[float, float, int, float], int | None, tuple[int, ...], bool]
 PackedGeneration = tuple[list[int], list[float], str, int, int, float]
@@ -75,20 +70,19 @@ class EngineServer:
         self._engine = VllmEngine(settings)
         self._starting: asyncio.Task[None] | None = None
         self._mailboxes: dict[str, _Mailbox] = {}
-        self._called = time.monotonic()
+        self._orphan = OrphanTimer("this engine")
 
     async def start(self) -> None:
         """Start the engine, or wait for a start under way. Raises `EngineError` if it cannot start."""
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._engine.start())
-            self._watching = asyncio.ensure_future(self._end_when_orphaned())
         await asyncio.shield(self._starting)
 
     async def ping(self) -> EngineStatus:
         """Answers at once, also while the engine starts. Raises `EngineError` if the engine is dead."""
         import psutil
 
-        self._called = time.monotonic()
+        self._orphan.touch()
         if self._engine.error is not None:
             raise EngineError(str(self._engine.error))
         process = psutil.Process()
@@ -126,12 +120,13 @@ class EngineServer:
 
     async def load_weights(self, path: str, version: int, canary: Canary | None) -> WeightUpdate:
         """See `VllmEngine.load_weights`."""
-        self._called = time.monotonic()
-        return await self._engine.load_weights(Path(path), version, canary)
+        with self._orphan.call():
+            return await self._engine.load_weights(Path(path), version, canary)
 
     async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """See `VllmEngine.logprobs`."""
-        return await self._engine.logprobs(token_ids)
+        with self._orphan.call():
+            return await self._engine.logprobs(token_ids)
 
     async def close(self) -> None:
         """End the engine; the actor stays and refuses."""
@@ -139,17 +134,9 @@ class EngineServer:
 
     def _mailbox(self, client: str) -> _Mailbox:
         mailbox = self._mailboxes.setdefault(client, _Mailbox())
-        mailbox.seen = self._called = time.monotonic()
+        mailbox.seen = time.monotonic()
+        self._orphan.touch()
         return mailbox
-
-    async def _end_when_orphaned(self) -> None:
-        while True:
-            left = self._called + _ORPHANED_SECONDS - time.monotonic()
-            if left <= 0:
-                break
-            await asyncio.sleep(left)
-        logger.warning("nobody has called this engine for %g s; it ends", _ORPHANED_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
 
     def _forget_lost_clients(self) -> None:
         limit = time.monotonic() - _FORGET_CLIENT_SECONDS

@@ -5,7 +5,8 @@ hold; if one is missing, silent, half-way through a failed update, or set up for
 replaced and start from the newest checkpoint. Ranks meet in collective operations, so one that died leaves the others
 waiting: the client notices the death, ends the rest, and says so; it never waits beyond its time limit.
 
-The actors are detached: they outlive the task and the process that made them, until `Learner.close` or the end of Ray.
+The actors are detached: they outlive the task and the process that made them, until `Learner.close`, the end of Ray, or
+three hours in which nobody called them.
 On a cluster, a run that is started again after a kill finds them where they were. Ray itself is started elsewhere.
 """
 
@@ -16,10 +17,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -27,6 +29,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from agentfly_lib.cluster import gpu_count
 from agentfly_lib.configs import LearnerConfig, RunConfig
 from agentfly_lib.errors import AgentFlyError, LearnerError
+from agentfly_lib.orphan import ORPHANED_SECONDS, OrphanTimer
 from agentfly_lib.refs import CheckpointRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.training.identity import learner_fingerprint, process_environment
 from agentfly_lib.training.placement import rank_gpus
@@ -36,6 +39,7 @@ __all__ = ["Canary", "Learner", "LearnerActor", "LearnerStatus", "ensure_learner
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 PING_SECONDS = 30.0
 """An idle rank answers in milliseconds; one that does not within this time is replaced."""
@@ -62,15 +66,28 @@ class Canary:
     """Of each token but the first, given those before it, at temperature 1."""
 
 
+def _call(method: Callable[Concatenate[LearnerActor, P], T]) -> Callable[Concatenate[LearnerActor, P], T]:
+    """A method that others call: while it runs, and for hours after it, the actor is not orphaned."""
+
+    @wraps(method)
+    def called(self: LearnerActor, /, *arguments: P.args, **named: P.kwargs) -> T:
+        with self.orphan.call():
+            return method(self, *arguments, **named)
+
+    return called
+
+
 class LearnerActor:
-    """A `LearnerRank` in a process of its own. Calls are served one at a time."""
+    """A `LearnerRank` in a process of its own. Calls are served one at a time; without any for hours, it ends."""
 
     def __init__(self, fingerprint: str) -> None:
         from agentfly_lib.training.learner import LearnerRank  # torch and DeepSpeed only in the actor
 
+        self.orphan = OrphanTimer("this learner rank")
         self._fingerprint = fingerprint
         self._rank = LearnerRank()
 
+    @_call
     def meeting_point(self) -> tuple[str, int]:
         """Address and free port where the ranks meet; asked of rank 0."""
         address = ray.util.get_node_ip_address()
@@ -78,6 +95,7 @@ class LearnerActor:
             probe.bind((address, 0))
             return address, probe.getsockname()[1]
 
+    @_call
     def setup(
         self,
         rank: int,
@@ -87,6 +105,8 @@ class LearnerActor:
         checkpoint: CheckpointRef | None,
     ) -> int:
         address, port = meeting_point
+        # Between two calls lie at most a collection and two evaluations.
+        self.orphan.limit(max(ORPHANED_SECONDS, 3 * config.rollout.stage_timeout_seconds))
         return self._rank.setup(
             rank=rank,
             world=config.learner.ranks,
@@ -97,6 +117,7 @@ class LearnerActor:
             checkpoint=checkpoint,
         )
 
+    @_call
     def status(self) -> LearnerStatus:
         return LearnerStatus(
             policy_version=self._rank.policy_version,
@@ -105,16 +126,20 @@ class LearnerActor:
             pid=os.getpid(),
         )
 
+    @_call
     def update(self, directory: Path, step: int) -> StepReport:
         return self._rank.update(directory, step)
 
+    @_call
     def export_weights(self, path: Path, version: int) -> Canary:
         logprobs = self._rank.export_weights(path, version)
         return Canary(token_ids=self._rank.canary_token_ids, logprobs=logprobs)
 
+    @_call
     def save_checkpoint(self, path: Path) -> CheckpointRef | None:
         return self._rank.save_checkpoint(path)
 
+    @_call
     def canary(self, token_ids: list[int] | None) -> Canary:
         ids = self._rank.canary_token_ids if token_ids is None else token_ids
         return Canary(token_ids=ids, logprobs=self._rank.canary_logprobs(ids))

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.usefixtures("ray_session")]
@@ -111,6 +112,16 @@ async def test_the_life_of_a_learner(
     assert ref.policy_version == 1
     assert not set(pids) & {status.pid for status in await learner.status()}
     assert (await learner.canary()).logprobs == canary.logprobs
+
+    # Nobody calls any more: the processes end by themselves.
+    import ray
+
+    processes = [psutil.Process(status.pid) for status in await learner.status()]
+    for name in ref.names:
+        actor = ray.get_actor(name, namespace=NAMESPACE)
+        actor.__ray_call__.remote(lambda rank: rank.orphan.limit(0.0))
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert alive == []
 
 
 @pytest.mark.timeout(300)
