@@ -275,6 +275,8 @@ class _Box:
         self._kill()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_SECONDS):
+                for descriptor in self._processes:
+                    await _ended(descriptor)
                 await self._process.wait()
         for task in self._tasks:
             task.cancel()
@@ -336,6 +338,17 @@ class _Box:
             self._complaints.append(data.decode("utf-8", "replace"))
 
 
+async def _ended(descriptor: int) -> None:
+    """Waits for the end of a process; for a namespace's first one that is the end of all in it."""
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
+    try:
+        await readable
+    finally:
+        loop.remove_reader(descriptor)
+
+
 def _bubblewrap() -> str:
     found = shutil.which("bwrap")
     if found is None:
@@ -385,12 +398,13 @@ def _arguments(spec: ProcessSpec, uid: int | None, filtered: int, users: int) ->
         *("--cap-drop", "ALL"),
         *(("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if uid is not None else ()),
         *("--perms", "0755", "--dir", "/etc", "--perms", "0755", "--dir", "/run"),
-        *_machine(spec.read_only),
+        *_machine(),
         *("--perms", "0644", "--ro-bind-data", str(users), "/etc/passwd"),
         *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
         *("--perms", "1777", "--size", disk, "--tmpfs", WORKSPACE),
         *("--perms", "1777", "--size", disk, "--tmpfs", "/tmp"),  # noqa: S108
         *("--perms", "1777", "--size", disk, "--tmpfs", "/dev/shm"),  # noqa: S108
+        *_folders([*_python_folders(), *map(Path, spec.read_only)]),
         *("--ro-bind", keeper.__file__, _KEEPER),
         *("--remount-ro", "/"),
         *("--chdir", WORKSPACE, "--seccomp", str(filtered)),
@@ -398,8 +412,8 @@ def _arguments(spec: ProcessSpec, uid: int | None, filtered: int, users: int) ->
     ]
 
 
-def _machine(read_only: Sequence[str]) -> list[str]:
-    """What is seen of the machine."""
+def _machine() -> list[str]:
+    """What every program needs of the machine."""
     arguments = ["--ro-bind", "/usr", "/usr"]
     for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
         path = Path(name)
@@ -409,14 +423,23 @@ def _machine(read_only: Sequence[str]) -> list[str]:
             arguments += ["--ro-bind", name, name]
     for name in ("/etc/alternatives", "/etc/ld.so.cache"):
         arguments += ["--ro-bind-try", name, name]
+    return arguments
+
+
+def _python_folders() -> list[Path]:
+    """Where this Python's standard library and shared libraries are, unless that is under `/usr` anyway."""
     prefix = Path(sys.base_prefix).resolve()
-    if not prefix.is_relative_to("/usr"):
-        folders = [prefix / name for name in ("bin", "lib", "lib64") if (prefix / name).is_dir()]
-    else:
-        folders = []
-    for folder in [*folders, *map(Path, read_only)]:
-        for parent in reversed(folder.parents):  # folders of the sandbox's own, that its user may enter
-            arguments += ["--perms", "0755", "--dir", str(parent)]
+    if prefix.is_relative_to("/usr"):
+        return []
+    return [prefix / name for name in ("bin", "lib", "lib64") if (prefix / name).is_dir()]
+
+
+def _folders(folders: Sequence[Path]) -> list[str]:
+    arguments: list[str] = []
+    for folder in folders:
+        for parent in list(reversed(folder.parents))[1:]:  # made here, so that the sandbox's user may enter them
+            if str(parent) not in (WORKSPACE, "/tmp"):  # noqa: S108
+                arguments += ["--perms", "0755", "--dir", str(parent)]
         arguments += ["--ro-bind", str(folder), str(folder)]
     return arguments
 

@@ -7,6 +7,7 @@ what is advertised is what is accepted; values are coerced only where pydantic c
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -75,9 +76,10 @@ class Arguments:
 
 def read_signature(function: Callable[..., Any], *, tool: str) -> Arguments:
     """Reads a function. Raises `ConfigError` naming the tool and the parameter that cannot be described."""
-    docstring = docstring_parser.parse(inspect.getdoc(function) or "")
+    written = _written(function)
+    docstring = docstring_parser.parse(inspect.getdoc(written) or inspect.getdoc(function) or "")
     described = {parameter.arg_name.split()[0]: parameter.description or "" for parameter in docstring.params}
-    hints = _hints(function, tool)
+    hints = _hints(written, tool)
     fields: dict[str, Any] = {}
     names: list[str] = []
     context_name: str | None = None
@@ -139,6 +141,15 @@ def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
         "additionalProperties": schema.get("additionalProperties", False),
     }
     return result | ({"$defs": definitions} if definitions else {})
+
+
+def _written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What carries annotations and docstring: of a partial its function, of a callable object its `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isroutine(function) or isinstance(function, type):
+        return function
+    return type(function).__call__
 
 
 def _hints(function: Callable[..., Any], tool: str) -> dict[str, Any]:
