@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from agentfly_lib.agents.agent import Agent, as_reward, as_tools
-from agentfly_lib.chat import ChatFormat
+from agentfly_lib.agents import HFAgent
 from agentfly_lib.inference import ScriptedGenerate
 from agentfly_lib.models.tokenizer import build_tokenizer
 from agentfly_lib.types import Problem, StopReason
@@ -24,9 +23,10 @@ REPLIES = [
 
 
 @pytest.fixture(scope="module")
-def agent() -> Agent:
-    chat = ChatFormat.from_tokenizer(build_tokenizer(["Tom has 2 apples and buys 3 bags of 4. How many apples?"] * 20))
-    return Agent(chat=chat, tools=as_tools(["calculator"]), reward=as_reward("math_equal"), system_prompt="Calculate.")
+def agent(tmp_path_factory) -> HFAgent:
+    path = tmp_path_factory.mktemp("model")
+    build_tokenizer(["Tom has 2 apples and buys 3 bags of 4. How many apples?"] * 20).save_pretrained(path)
+    return HFAgent(path, tools=["calculator"], reward_fn="math_equal", system_prompt="Calculate.")
 
 
 @pytest.mark.parametrize("replies", REPLIES)
