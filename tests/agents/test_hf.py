@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -88,6 +89,12 @@ class TestChains:
         made = HFAgent(model_path, tools=[calculator], backend=engine, max_concurrency=2)
         await made.run(MESSAGES, num_chains=6)
         assert engine.max_in_flight <= 2
+
+    async def test_a_run_may_allow_fewer(self, model_path):
+        engine = ScriptedGenerate(SCRIPT, format=agent(model_path).chat)
+        made = HFAgent(model_path, tools=[calculator], backend=engine)
+        await made.run(MESSAGES, num_chains=6, max_concurrent_chains=3)
+        assert engine.max_in_flight == 3
 
     async def test_every_chain_has_seeds_of_its_own_and_a_run_can_be_repeated(self, model_path):
         chat = agent(model_path).chat
@@ -220,7 +227,7 @@ class TestInputs:
         ids = [(await agent(model_path).run(MESSAGES)).trajectories[0].problem_id for _ in range(2)]
         assert ids[0] == ids[1]
 
-    @pytest.mark.parametrize("limits", [{"num_chains": 0}, {"max_turns": 0}])
+    @pytest.mark.parametrize("limits", [{"num_chains": 0}, {"max_turns": 0}, {"max_concurrent_chains": 0}])
     async def test_limits_that_cannot_be(self, model_path, limits):
         with pytest.raises(ConfigError, match="must be at least 1"):
             await agent(model_path).run(MESSAGES, **limits)
@@ -241,6 +248,19 @@ class TestReward:
 
 
 class TestConstruction:
+    @pytest.mark.parametrize("name", ["tools", "max_turns", "system_prompt", "reward", "chat"])
+    def test_an_agent_never_changes(self, model_path, name):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(agent(model_path), name, None)
+
+    @pytest.mark.parametrize(
+        ("limit", "message"),
+        [("max_turns", "max_turns=0 must be at least 1"), ("tool_timeout_seconds", "must be more than 0")],
+    )
+    def test_limits_that_allow_nothing(self, model_path, limit, message):
+        with pytest.raises(ConfigError, match=message):
+            agent(model_path, **{limit: 0})
+
     def test_the_parameters_are_agentflys(self):
         names = list(inspect.signature(HFAgent).parameters)
         assert names[:6] == ["model_name_or_path", "tools", "reward_fn", "template", "system_prompt", "backend_config"]
