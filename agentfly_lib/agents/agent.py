@@ -81,6 +81,7 @@ class Agent(ABC):
         *,
         reward_fn: Reward | str | None = None,
         template: str | None = None,
+        thinking: bool | None = None,
         system_prompt: str | None = None,
         backend_config: Mapping[str, Any] | None = None,
         backend: Generate | str | None = None,
@@ -96,6 +97,7 @@ class Agent(ABC):
 
         tools, reward_fn: objects made by `@tool` and `@reward`, or their names.
         template: see `chat.templates`; unset means the model's own.
+        thinking: whether the model reasons first, where its template can switch that.
         backend_config: `{"backend": "async_vllm", ...}` with the backend's settings and `context_length`.
         backend: an engine of your own (anything that satisfies `inference.Generate`), or a backend's name.
         compaction: `SlidingWindowConfig()` or `SummaryConfig()`; unset ends a trajectory whose context is full.
@@ -112,7 +114,7 @@ class Agent(ABC):
             chain_timeout_seconds=chain_timeout_seconds,
             max_concurrency=max_concurrency,
         )
-        chat = ChatFormat.from_pretrained(model_name_or_path, template=template)
+        chat = ChatFormat.from_pretrained(model_name_or_path, template=template, thinking=thinking)
         host = EngineHost.open(backend, backend_config or {}, model=model_name_or_path, chat=chat)
         self._freeze(
             model_name_or_path=model_name_or_path,
@@ -138,6 +140,7 @@ class Agent(ABC):
             "tools": tuple(as_tools(config.tools, config.tool_settings).values()),
             "reward_fn": build_reward(config.reward),
             "template": config.template,
+            "thinking": config.thinking,
             "system_prompt": config.system_prompt,
             "max_turns": config.max_turns,
             "tool_timeout_seconds": config.tool_timeout_seconds,

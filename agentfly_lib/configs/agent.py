@@ -131,6 +131,8 @@ class AgentSettings(Config):
 
     template: str | None = None
     """Name of a template family; unset means the model's own chat template."""
+    thinking: bool | None = None
+    """Whether the model reasons before it answers, where its template can switch that; unset leaves it as it is."""
     system_prompt: str | None = None
     tools: tuple[str, ...] = ("calculator",)
     """Tools we ship, or `package.module:name`."""
@@ -151,12 +153,16 @@ class HFAgentConfig(AgentSettings):
     """Calls tools in the model's own format."""
 
     type: Literal["hf"] = "hf"
+    parser: str | None = None
+    """Which tool-call parser reads replies (`agentfly_lib.chat.parser_names`); unset: what the template teaches."""
 
 
 class ImageAgentConfig(AgentSettings):
     """As `hf`, for models that see: images of the problem and of tools reach the prompt."""
 
     type: Literal["image"] = "image"
+    parser: str | None = None
+    """As for `hf`."""
 
 
 class ReActAgentConfig(AgentSettings):
