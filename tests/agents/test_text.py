@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentfly_lib.agents import CodeAgent, ReActAgent, SearchAgent, TextAgent
+from agentfly_lib.configs import SlidingWindowConfig, SummaryConfig
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.inference import ScriptedGenerate
 from agentfly_lib.rewards import reward
@@ -58,7 +59,7 @@ OBSERVED = {
 
 def made(kind: type[TextAgent], model_path, script, **options) -> tuple[TextAgent, ScriptedGenerate]:
     options.setdefault("tools", [KINDS[kind]])
-    chat = kind(model_path, tools=options["tools"]).chat
+    chat = kind(model_path, tools=options["tools"]).chat  # templates differ, the vocabulary does not
     engine = ScriptedGenerate(script, format=chat)
     return kind(model_path, backend=engine, **options), engine
 
@@ -138,6 +139,7 @@ replies = st.sampled_from(
     [
         *ACTS.values(),
         *ENDS.values(),
+        *(f"<think>hm</think>{act}" for act in ACTS.values()),
         'Action: weight\nAction Input: {"animal": 3}',
         "Action: nothing\nAction Input: {}\nObservation: x\nFinal Answer: y",
         "Action: weight",
@@ -150,13 +152,74 @@ replies = st.sampled_from(
 ) | st.text(max_size=12)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(kind=st.sampled_from(list(KINDS)), script=st.lists(replies, min_size=4, max_size=4), tokens=st.integers(1, 80))
-def test_whatever_is_said_the_engine_sees_the_segments_own_tokens(model_path, assert_token_exact, kind, script, tokens):
-    agent, engine = made(kind, model_path, script, max_turns=4)
+STRICT = """\
+{%- set first = 1 if messages[0].role == 'system' else 0 %}
+{%- if first %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{%- endif %}
+{%- for m in messages[first:] %}
+{%- if m.role != ('user' if loop.index0 % 2 == 0 else 'assistant') %}
+{{- raise_exception('roles must alternate') }}{%- endif %}
+{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+FORGETFUL = """\
+{%- for m in messages %}
+{%- set text = m.content.split('</think>')[-1] if m.role == 'assistant' else m.content %}
+{{- '<|im_start|>' + m.role + '\\n' + text + '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+@pytest.fixture(scope="session")
+def templates(tmp_path_factory) -> dict[str, str | None]:
+    """The model's own; one that allows no two messages of one role in a row; one that drops earlier thoughts."""
+    paths: dict[str, str | None] = {"own": None}
+    for name, text in (("strict", STRICT), ("forgetful", FORGETFUL)):
+        path = tmp_path_factory.mktemp("templates") / f"{name}.jinja"
+        path.write_text(text)
+        paths[name] = str(path)
+    return paths
+
+
+compactions = st.sampled_from(
+    [None, SlidingWindowConfig(start_at=0.7, keep=0.5), SummaryConfig(start_at=0.6, max_tokens=40)]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(list(KINDS)),
+    template=st.sampled_from(["own", "strict", "forgetful"]),
+    script=st.lists(replies, min_size=12, max_size=12),
+    tokens=st.integers(1, 80),
+    compaction=compactions,
+    context_length=st.integers(500, 1500),
+)
+def test_whatever_is_said_the_engine_sees_the_segments_own_tokens(
+    model_path, templates, assert_token_exact, kind, template, script, tokens, compaction, context_length
+):
+    agent, engine = made(
+        kind,
+        model_path,
+        script,
+        max_turns=6,
+        template=templates[template],
+        compaction=compaction,
+        backend_config={"context_length": context_length},
+    )
     (trajectory,) = asyncio.run(agent.run([QUESTION], generation_config={"max_tokens": tokens})).trajectories
+    if not engine.requests:  # the instructions alone were longer than the context
+        assert trajectory.stop is StopReason.FAILED
+        return
     assert trajectory.failure is None
     assert_token_exact(trajectory, engine.requests)
+    assert all(len(segment) <= context_length for segment in trajectory.segments if segment.num_sampled)
+
+
+async def test_a_template_that_drops_thoughts_begins_a_new_segment_each_turn(model_path, templates, assert_token_exact):
+    script = ["<think>a</think><search>cat</search>", "<think>b</think><answer>4 kg</answer>"]
+    agent, engine = made(SearchAgent, model_path, script, template=templates["forgetful"])
+    (trajectory,) = (await agent.run([QUESTION])).trajectories
+    assert [segment.num_sampled > 0 for segment in trajectory.segments] == [True, True]
+    assert_token_exact(trajectory, engine.requests)
+    assert "<think>a" not in agent.chat.decode(engine.requests[1].token_ids)
 
 
 class TestReAct:
