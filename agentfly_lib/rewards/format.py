@@ -6,7 +6,8 @@ import re
 from collections.abc import Awaitable
 from typing import Any, Literal
 
-from agentfly_lib.chat import HermesParser, MalformedCall
+from agentfly_lib.chat import MalformedCall
+from agentfly_lib.chat.parsers import get_parser
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.rewards.factory import reward_factory
 from agentfly_lib.rewards.reward import Reward
@@ -24,18 +25,19 @@ def format_followed(
     tags: tuple[str, ...] = (),
     pattern: str | None = None,
     turns: Literal["last", "all"] = "last",
-    parser: Any = None,
+    parser: Any = "hermes",
 ) -> Reward:
     """What is set must hold; if neither `tags` nor `pattern` is, the tool calls are looked at.
 
     tags: names of tags that hold something and stand in this order, each once: `("think", "answer")`.
     pattern: a regular expression that the text matches from beginning to end; `.` is also a new line.
     turns: whether that goes for the last turn that the policy took or for all of them.
-    parser: reads tool calls (anything with `parse(text, truncated=...)`; Hermes if unset). Every turn must have been
-        ended by the policy, with calls that can be read.
+    parser: of tool calls: its name (`chat.parser_names`), or anything with `parse(text, truncated=...)`. Every
+        turn must have been ended by the policy, with calls that can be read.
 
-    Raises `ConfigError` for a pattern that is none.
+    Raises `ConfigError` for a pattern or a parser that is none.
     """
+    reader = get_parser(parser) if isinstance(parser, str) else parser
     try:
         re.compile(pattern or "")
     except re.error as error:
@@ -45,7 +47,7 @@ def format_followed(
         sampled = [turn for segment in trajectory.segments for turn in segment.turns if turn.sampled]
         if not tags and pattern is None:
             ended = all(turn.finish is not FinishReason.LENGTH for turn in sampled)
-            return float(bool(sampled) and ended and all(_readable(_text(turn.message), parser) for turn in sampled))
+            return float(bool(sampled) and ended and all(_readable(_text(turn.message), reader) for turn in sampled))
         texts = [_text(turn.message) for turn in (sampled if turns == "all" else sampled[-1:])]
         if not texts or not all(tags_in_order(text, tags) for text in texts):
             return 0.0
@@ -82,7 +84,7 @@ async def _all_match(pattern: str, texts: list[str]) -> float:
 
 
 def _readable(text: str, parser: Any) -> bool:
-    calls = (parser or HermesParser()).parse(text, truncated=False).calls
+    calls = parser.parse(text, truncated=False).calls
     return not any(isinstance(call, MalformedCall) for call in calls)
 
 

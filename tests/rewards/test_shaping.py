@@ -68,6 +68,13 @@ class TestFormat:
         group = make_group(good, "no call", "<tool_call>{oops}</tool_call>", good.removesuffix("</tool_call>"))
         assert await values(format_followed(), group) == [1.0, 1.0, 0.0, 0.0]
 
+    async def test_calls_in_another_format(self, make_group):
+        made = build_reward(RewardConfig(name="format", settings={"parser": "mistral"}))
+        group = make_group('[TOOL_CALLS]x[ARGS]{"a": 1}', "no call", "[TOOL_CALLS]x[ARGS]{oops")
+        assert await values(made, group) == [1.0, 1.0, 0.0]
+        with pytest.raises(ConfigError, match=r"unknown tool-call parser 'hermess': did you mean 'hermes'\?"):
+            format_followed(parser="hermess")
+
     async def test_all_turns_if_asked_for(self, make_group):
         group = make_group("<a>1</a>")
         (trajectory,) = group.trajectories
