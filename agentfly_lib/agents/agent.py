@@ -137,8 +137,6 @@ class Agent(ABC):
     def from_config(cls, config: AgentSettings, model_name_or_path: str | Path, **options: Any) -> Self:
         """The agent of a recipe's `[agent]` table; `options` are arguments of the class that the table has not."""
         settings: dict[str, Any] = {
-            "tools": tuple(as_tools(config.tools, config.tool_settings).values()),
-            "reward_fn": build_reward(config.reward),
             "template": config.template,
             "thinking": config.thinking,
             "system_prompt": config.system_prompt,
@@ -148,6 +146,10 @@ class Agent(ABC):
             "compaction": config.compaction,
             "reward_timeout_seconds": config.reward.timeout_seconds,
         }
+        if "tools" not in options:
+            settings["tools"] = tuple(as_tools(config.tools, config.tool_settings).values())
+        if "reward_fn" not in options:
+            settings["reward_fn"] = build_reward(config.reward)
         return cls(model_name_or_path, **(settings | options))
 
     def __repr__(self) -> str:

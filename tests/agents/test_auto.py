@@ -86,6 +86,12 @@ def test_a_dict_may_hold_objects_and_what_the_class_takes_besides(model_path):
     assert agent.run_sync("?").rewards == [1.0]
 
 
+def test_what_is_given_as_an_object_is_not_looked_for_by_name(model_path):
+    look = tool(name="look")(lambda where: "")
+    agent = AutoAgent.from_config({"type": "search", "tools": [look]}, model_path)
+    assert agent.tools == {"look": look}
+
+
 def test_a_dict_with_names(model_path):
     agent = AutoAgent.from_config({"tools": ["calculator"], "reward_name": "math_equal"}, model_path)
     assert isinstance(agent, HFAgent)
