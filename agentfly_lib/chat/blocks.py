@@ -12,7 +12,7 @@ tag inside a call.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -59,6 +59,8 @@ class Attempt:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     fault: str | None = None
     """The message for the model if it cannot be executed."""
+    id: str = ""
+    """What the model calls it, if it does and that can be an id in this format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,7 @@ class BlockParser(ABC):
         outside.append(text[position:])
         return ParsedReply(
             content="".join(outside).strip(),
-            calls=tuple(self._call(index, each, truncated) for index, each in enumerate(attempts)),
+            calls=self._calls(attempts, truncated),
             reasoning="\n".join(filter(None, reasoning)),
         )
 
@@ -122,12 +124,17 @@ class BlockParser(ABC):
             yield found.start(), block
             position = block.end
 
-    def _call(self, index: int, each: Attempt, truncated: bool) -> ToolCall | MalformedCall:
-        call_id = self.call_id(index)
-        fault = CUT if truncated else each.fault
-        if fault is not None:
-            return MalformedCall(id=call_id, raw=each.raw, message=fault)
-        return ToolCall(id=call_id, name=each.name, arguments=each.arguments)
+    def _calls(self, attempts: Sequence[Attempt], truncated: bool) -> tuple[ToolCall | MalformedCall, ...]:
+        calls, taken = list[ToolCall | MalformedCall](), set[str]()
+        for index, each in enumerate(attempts):
+            call_id = each.id if each.id and each.id not in taken else self.call_id(index)
+            taken.add(call_id)
+            fault = CUT if truncated else each.fault
+            if fault is not None:
+                calls.append(MalformedCall(id=call_id, raw=each.raw, message=fault))
+            else:
+                calls.append(ToolCall(id=call_id, name=each.name, arguments=each.arguments))
+        return tuple(calls)
 
 
 def after_reasoning(text: str, opening: regex.Pattern[str]) -> int:
@@ -142,13 +149,13 @@ def after_reasoning(text: str, opening: regex.Pattern[str]) -> int:
     return end + len(REASONING_END)
 
 
-def attempt(raw: str, read: Callable[[], tuple[str, Mapping[str, Any]]]) -> Attempt:
+def attempt(raw: str, read: Callable[[], tuple[str, Mapping[str, Any]]], *, id: str = "") -> Attempt:
     """What `read` gives, or its refusal."""
     try:
         name, arguments = read()
     except Refused as refusal:
-        return Attempt(raw=raw, fault=str(refusal))
-    return Attempt(raw=raw, name=name, arguments=arguments)
+        return Attempt(raw=raw, fault=str(refusal), id=id)
+    return Attempt(raw=raw, name=name, arguments=arguments, id=id)
 
 
 def skip_space(text: str, position: int) -> int:

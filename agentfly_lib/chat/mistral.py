@@ -3,12 +3,13 @@
     [TOOL_CALLS][{"name": "calculator", "arguments": {"expression": "2 + 3"}}, ...]
     [TOOL_CALLS]calculator[ARGS]{"expression": "2 + 3"}[TOOL_CALLS]...
 
-An id that the model writes (`"id"`, or `[CALL_ID]` in the second form) is read over: calls get ids of nine letters and
-digits, which is what Mistral's templates want to see.
+Ids are nine letters and digits, or the templates refuse the conversation: the one that the model writes (`"id"`, or
+`[CALL_ID]` in the second form) if it is such an id, else one of ours.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +22,8 @@ __all__ = ["MistralParser"]
 
 _OPEN = "[TOOL_CALLS]"
 _SHAPE = JsonCall(optional=frozenset({"id"}))
-_NAMED = regex.compile(r"\s*([^\s\[{]*)\s*(?:\[CALL_ID\]\s*\w*\s*)?(\[ARGS\])?\s*(?=\{)")
+_NAMED = regex.compile(r"\s*([^\s\[{]*)\s*(?:\[CALL_ID\]\s*(\w*)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_ID = regex.compile(r"[A-Za-z0-9]{9}")
 _EXPECTED = f'{_OPEN}[{{"name": "<tool>", "arguments": {{...}}}}]'
 
 
@@ -48,7 +50,7 @@ def _array(text: str, begin: int) -> Block:
     position = skip_space(text, begin + 1)
     while (end := json_end(text, position)) is not None:
         raw = text[position:end].strip()
-        attempts.append(attempt(raw, lambda raw=raw: _SHAPE.read(raw)))
+        attempts.append(_item(raw))
         position = skip_space(text, end)
         if text.startswith("]", position):
             return Block(end=position + 1, attempts=tuple(attempts), settled=True)
@@ -60,16 +62,25 @@ def _array(text: str, begin: int) -> Block:
     return Block(end=stop, attempts=(attempt(raw, lambda: _refuse_list(raw)),))
 
 
+def _item(raw: str) -> Attempt:
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        value = None
+    return attempt(raw, lambda: _SHAPE.read(raw), id=_id(value.get("id") if isinstance(value, dict) else None))
+
+
+def _id(written: object) -> str:
+    return written if isinstance(written, str) and _ID.fullmatch(written) else ""
+
+
 def _named(text: str, begin: int) -> Block:
     head = _NAMED.match(text, begin)
     end = json_end(text, head.end()) if head is not None else None
     if head is not None and end is not None:
         raw, name = text[head.end() : end], head[1]
-        return Block(
-            end=end,
-            attempts=(attempt(text[begin:end], lambda: (_name(name), read_arguments(raw, name))),),
-            settled=True,
-        )
+        found = attempt(text[begin:end], lambda: (_name(name), read_arguments(raw, name)), id=_id(head[2]))
+        return Block(end=end, attempts=(found,), settled=True)
     stop = _next(text, begin)
     raw = text[begin:stop]
     return Block(end=stop, attempts=(attempt(raw, lambda: _refuse_named(raw, head[1] if head else "")),))

@@ -342,3 +342,19 @@ def test_unknown_names_are_answered_with_the_nearest():
     assert {PARSER_OF.get(form, form) for form in FORMATS} == set(parser_names())
     with pytest.raises(ConfigError, match="did you mean 'hermes'"):
         get_parser("hermse")
+
+
+class TestIds:
+    def test_what_the_model_calls_its_calls_is_kept_where_it_can_be_an_id(self):
+        text = (
+            '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "abcdefghi"}, {"name": "g", "arguments": {}, "id": "1"}]'
+        )
+        assert [call.id for call in get_parser("mistral").parse(text, truncated=False).calls] == [
+            "abcdefghi",
+            "call00001",
+        ]
+        named = "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}[TOOL_CALLS]g[CALL_ID]abcdefghi[ARGS]{}"
+        assert [call.id for call in get_parser("mistral").parse(named, truncated=False).calls] == [
+            "abcdefghi",
+            "call00001",
+        ]
