@@ -192,7 +192,9 @@ class _Box:
         self._process = process
         self._information = information
         # Descriptors of processes, which no other process can ever stand for, as it can for a number.
-        self._processes = [os.pidfd_open(process.pid)]
+        self._processes: list[int] = []
+        with contextlib.suppress(ProcessLookupError):  # it may have ended already
+            self._processes.append(os.pidfd_open(process.pid))
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._next = 0
         self._complaints: deque[str] = deque(maxlen=20)

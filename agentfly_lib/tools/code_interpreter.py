@@ -21,6 +21,7 @@ from agentfly_lib.tools.tool import Tool, tool
 
 __all__ = ["CodeInterpreterSettings", "code_interpreter", "make_code_interpreter"]
 
+START_SECONDS = 20.0
 _STATE = "code_interpreter"
 
 
@@ -36,6 +37,13 @@ def make_code_interpreter(settings: CodeInterpreterSettings) -> Tool:
     spec = settings.spec
     command = [PYTHON, "-I", "-S", "-c", _program(), *settings.packages]
 
+    async def ask(context: ToolContext, interpreter: _Interpreter, code: str, seconds: float) -> Completed:
+        interpreter.calls += 1
+        request = {"id": interpreter.calls, "code": code, "max_chars": settings.max_result_chars}
+        return await sandbox_of(context, spec).ask(
+            interpreter.session, command, json.dumps(request), seconds=seconds, max_bytes=settings.max_output_bytes
+        )
+
     @tool(needs=spec, timeout=settings.timeout, settings=settings, make=make_code_interpreter)
     async def code_interpreter(code: str, context: ToolContext) -> ToolResult:
         """Run Python code. Variables, imports and files stay for the next call; there is no network.
@@ -47,16 +55,10 @@ def make_code_interpreter(settings: CodeInterpreterSettings) -> Tool:
         """
         async with one_at_a_time(context, _STATE):
             interpreter = context.state.setdefault(_STATE, _Interpreter())
-            interpreter.calls += 1
-            request = {"id": interpreter.calls, "code": code, "max_chars": settings.max_result_chars}
             try:
-                done = await sandbox_of(context, spec).ask(
-                    interpreter.session,
-                    command,
-                    json.dumps(request),
-                    seconds=settings.seconds,
-                    max_bytes=settings.max_output_bytes,
-                )
+                if not interpreter.running:  # its start is not part of the code's time
+                    await ask(context, interpreter, "", START_SECONDS)
+                done = await ask(context, interpreter, code, settings.seconds)
             except SandboxError as error:
                 interpreter.replace()
                 return _failed("", f"{error}. All variables and files are lost; the next call begins anew.")

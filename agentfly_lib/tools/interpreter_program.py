@@ -29,7 +29,7 @@ def main(packages: list[str]) -> None:
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     process = os.getpid()
     with os.fdopen(3, encoding="utf-8") as requests, os.fdopen(4, "w", encoding="utf-8") as replies:
-        for number, line in enumerate(requests, start=1):
+        for number, line in enumerate(requests):
             answer = run(json.loads(line), vars(module), f"<call {number}>")
             if os.getpid() != process:
                 os._exit(0)  # the code forked and came back twice

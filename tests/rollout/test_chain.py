@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentfly_lib.errors import EngineError, EnvironmentFailure, InfrastructureError
 from agentfly_lib.inference import Generation, ScriptedGenerate
 from agentfly_lib.rollout import ChainLimits
-from agentfly_lib.tools import tool
+from agentfly_lib.tools import ToolContext, tool
 from agentfly_lib.types import FailureKind, FinishReason, StopReason
 
 
@@ -313,6 +313,74 @@ async def test_a_chain_ends_at_its_time_limit_wherever_it_is(world):
     assert acting.failure is not None
     assert (acting.failure.kind, acting.failure.where) == (FailureKind.TOOL, "tools")
     assert acting.num_turns == 1
+
+
+class Borrowing:
+    """An agent whose tool leaves something to be closed, and what became of it."""
+
+    def __init__(self, world) -> None:
+        self.events: list[str] = []
+
+        @tool
+        async def borrow(context: ToolContext) -> str:
+            async def give_back() -> None:
+                self.events.append("closed")
+
+            context.resources.at_end(give_back)
+            self.events.append("open")
+            return "got it"
+
+        self.agent = world.CharacterAgent(tools={"borrow": borrow})
+
+
+@pytest.mark.parametrize(
+    ("last", "stop"),
+    [
+        ("done", StopReason.FINISHED),
+        (InfrastructureError("gone", where="generate"), StopReason.FAILED),
+        (KeyError("bug"), StopReason.FAILED),
+    ],
+)
+async def test_what_tools_opened_is_closed_however_the_chain_ends(world, last, stop):
+    borrowing = Borrowing(world)
+    trajectory = await world.run(world.scripted(world.call("borrow"), last), borrowing.agent)
+    assert trajectory.stop is stop
+    assert borrowing.events == ["open", "closed"]
+
+
+async def test_what_tools_opened_is_closed_when_the_engine_dies_or_the_chain_is_cancelled(world):
+    borrowing = Borrowing(world)
+    with pytest.raises(EngineError):
+        await world.run(world.scripted(world.call("borrow"), EngineError("dead")), borrowing.agent)
+    assert borrowing.events == ["open", "closed"]
+
+    borrowing = Borrowing(world)
+    generate = world.scripted(
+        world.call("borrow"),
+        "x",
+        delay=lambda r: asyncio.Event().wait() if r.request_id == "g/0/1" else asyncio.sleep(0),
+    )
+    task = asyncio.create_task(world.run(generate, borrowing.agent))
+    await world.until(lambda: borrowing.events == ["open"] and generate.in_flight == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert borrowing.events == ["open", "closed"]
+
+
+async def test_what_a_tool_needs_and_cannot_have_is_an_infrastructure_failure(world):
+    class Nothing:
+        def check(self) -> None: ...
+
+        def open(self):
+            raise OSError("no room")
+
+    shop = tool(name="shop", needs=Nothing())(lambda: "never")
+    agent = world.CharacterAgent(tools={"shop": shop})
+    failure = (await world.run(world.scripted(world.call("shop"), "x"), agent)).failure
+    assert failure is not None
+    assert (failure.kind, failure.where) == (FailureKind.INFRASTRUCTURE, "tool:shop")
+    assert "no room" in failure.message
 
 
 async def test_metrics_count_what_happened(world):

@@ -6,12 +6,15 @@ import asyncio
 import math
 import sys
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from agentfly_lib.errors import EnvironmentFailure, InfrastructureError
 from agentfly_lib.tools import MalformedCall, Tool, ToolCall, ToolContext, ToolResult, execute_calls, tool
 from agentfly_lib.types import Problem
 
@@ -79,6 +82,23 @@ class TestResults:
     async def test_agentfly_dict(self):
         result = await observe({"observation": "seen", "reward": 0.5, "done": True, "info": {}})
         assert result == ToolResult(observation="seen", env_reward=0.5, finished=True)
+
+    @pytest.mark.parametrize(
+        ("images", "expected"),
+        [
+            ({"image": b"a"}, (b"a",)),
+            ({"images": [b"a", b"b"]}, (b"a", b"b")),
+            ({"image": b"a", "images": (b"b", None)}, (b"a", b"b")),
+            ({"images": b"a"}, (b"a",)),
+            ({"image": None}, ()),
+        ],
+    )
+    async def test_one_image_or_several(self, images, expected):
+        assert await observe({"observation": "seen", **images}) == ToolResult(observation="seen", images=expected)
+
+    async def test_a_huge_one(self):
+        result = await observe("x" * 100_000_000)
+        assert result.observation == "x" * 1000 + "\n[99999000 more characters were cut]"
 
     async def test_a_result_of_its_own(self):
         wanted = ToolResult(observation="seen", env_reward=1.0, images=("png",))
@@ -168,6 +188,97 @@ class TestFaults:
         (result,) = await run(calls("f", y=1), f)
         assert not ran
         assert result.error == "f was not called: missing argument x, expected integer; unknown argument y, expected x."
+
+
+class TestRolloutErrors:
+    async def test_one_that_a_tool_raises_ends_the_trajectory_after_the_other_calls(self):
+        ran = []
+
+        @tool(retries=3)
+        async def broken() -> None:
+            ran.append("broken")
+            raise EnvironmentFailure("the game crashed", where="tool:broken")
+
+        @tool
+        async def other() -> None:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            ran.append("other")
+
+        with pytest.raises(EnvironmentFailure, match="the game crashed"):
+            await run(calls("broken", "other"), broken, other)
+        assert ran == ["broken", "other"]
+
+
+@dataclass(frozen=True)
+class Room:
+    """A resource that writes down its openings and closings."""
+
+    name: str
+    fails: bool = False
+
+    def check(self) -> None: ...
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[list[str]]:
+        if self.fails:
+            raise OSError("no room")
+        log = [f"open {self.name}"]
+        yield log
+        log.append("closed")
+
+
+class TestNeeds:
+    async def test_it_is_open_before_the_first_call_and_shared_by_tools_of_equal_needs(self):
+        @tool(needs=Room("a"))
+        async def one(context: ToolContext) -> None:
+            context.resources[Room("a")].append("one")
+
+        @tool(needs=Room("a"))
+        def two(context: ToolContext) -> None:  # in a thread
+            context.resources[Room("a")].append("two")
+
+        where = context()
+        await run(calls("one", "two"), one, two, of=where)
+        await run(calls("one"), one, two, of=where)
+        log = where.resources[Room("a")]
+        assert sorted(log) == ["one", "one", "open a", "two"]
+        await where.resources.aclose()
+        assert log[-1] == "closed"
+
+    async def test_a_call_that_is_not_run_opens_nothing(self):
+        @tool(needs=Room("a", fails=True))
+        def one(x: int) -> None: ...
+
+        (result,) = await run(calls("one"), one)
+        assert "missing argument x" in (result.error or "")
+
+    async def test_one_that_does_not_open_is_no_doing_of_the_policy(self):
+        @tool(needs=Room("a", fails=True))
+        def one() -> None: ...
+
+        with pytest.raises(InfrastructureError, match="what one needs cannot be opened: OSError: no room") as caught:
+            await run(calls("one"), one)
+        assert caught.value.where == "tool:one"
+
+    async def test_a_tool_can_open_more_and_leave_something_to_undo(self):
+        undone = []
+
+        @tool
+        async def one(context: ToolContext) -> str:
+            room = await context.resources.get(Room("b"))
+
+            async def undo() -> None:
+                undone.append("undo")
+
+            context.resources.at_end(undo)
+            return room[0]
+
+        where = context()
+        (result,) = await run(calls("one"), one, of=where)
+        assert (result.observation, undone) == ("open b", [])
+        await where.resources.aclose()
+        assert undone == ["undo"]
 
 
 class TestTimeLimits:
@@ -375,6 +486,28 @@ class TestContext:
         shop = Shop()
         await run(calls("buy", item="tea"), shop.buy)
         assert shop.sold == ["tea"]
+
+
+def test_a_tool_that_forks_comes_back_once():
+    code = """
+import asyncio, os
+from agentfly_lib.tools import *
+from agentfly_lib.types import Problem
+children = []
+@tool
+def fork() -> str:
+    child = os.fork()
+    if child: children.append(child)
+    return "parent" if child else "child"
+context = ToolContext(trajectory_id="t", group_id="g", problem=Problem(id="p", messages=()))
+call = ToolCall(id="call-0", name="fork", arguments={})
+print(asyncio.run(execute_calls([call], {"fork": fork}, context, default_timeout=9, max_chars=99))[0].observation)
+print([os.waitpid(child, 0)[1] for child in children], flush=True)
+"""
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "parent\n[0]\n"
 
 
 def test_a_stuck_tool_does_not_keep_the_program_alive():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Optional
@@ -12,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from agentfly_lib.errors import ConfigError
-from agentfly_lib.tools import ToolContext, tool
+from agentfly_lib.tools import Tool, ToolContext, tool
 from agentfly_lib.tools.schema import ArgumentError
 
 
@@ -142,6 +143,30 @@ class TestSchema:
         made = tool(act)
         assert made.description == "Do it."
         assert made.parameters["properties"]["x"]["description"] == "how often"
+
+    def test_callable_objects_and_partials(self):
+        class Weather:
+            """A service."""
+
+            def __call__(self, city: str, days: "int | None" = None) -> str:  # noqa: UP037
+                """Look it up.
+
+                Args:
+                    city: its name
+                """
+                return city
+
+        def add(a: int, b: int = 2) -> int:
+            """Add."""
+            return a + b
+
+        made = Tool(name="weather", function=Weather())
+        assert made.description == "Look it up."
+        assert made.parameters["properties"]["city"] == {"type": "string", "description": "its name"}
+        assert made.parameters["properties"]["days"]["anyOf"] == [{"type": "integer"}, {"type": "null"}]
+        made = tool(name="add")(functools.partial(add, b=3))
+        assert made.description == "Add."
+        assert made.parameters["properties"] == {"a": {"type": "integer"}, "b": {"type": "integer", "default": 3}}
 
     def test_no_annotations_no_docstring(self):
         schema = tool(name="f")(lambda x, y=3: x).parameters

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Literal
 
+import jsonschema
 import pytest
 
-from agentfly_lib.errors import ConfigError
-from agentfly_lib.tools import Tool, calculator, get_tool, tool
+from agentfly_lib.errors import ConfigError, SandboxUnavailableError
+from agentfly_lib.tools import (
+    Tool,
+    ToolCall,
+    ToolContext,
+    ToolResult,
+    ToolSettings,
+    calculator,
+    execute_calls,
+    get_tool,
+    tool,
+)
+from agentfly_lib.tools.registry import SHIPPED_TOOLS
+from agentfly_lib.types import Problem
 
 
 @tool
@@ -84,7 +98,70 @@ def test_settings_that_cannot_be(settings):
         tool(**settings)(lambda: None)
 
 
+class WeightSettings(ToolSettings):
+    unit: Literal["kg", "t"] = "kg"
+    digits: int = 1
+
+
+def make_weight(settings: WeightSettings) -> Tool:
+    @tool(settings=settings, make=make_weight)
+    def weight(animal: str) -> str:
+        """How heavy an animal is."""
+        return f"{animal}: {round(5.25, settings.digits)} {settings.unit}"
+
+    return weight
+
+
+weight = make_weight(WeightSettings())
+
+
+class TestSettings:
+    def test_make_another_tool_of_the_same_name(self):
+        made = weight.with_settings({"unit": "t", "digits": 2})
+        assert (made.name, made("elephant"), weight("cat")) == ("weight", "elephant: 5.25 t", "cat: 5.2 kg")
+        assert made.schema == weight.schema
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ({"units": "t"}, "unknown key tool_settings.weight.units: did you mean unit?"),
+            ({"zzz": 1}, "unknown key tool_settings.weight.zzz: valid keys: unit, digits"),
+            ({"unit": "lb"}, r"tool_settings.weight.unit = 'lb'"),
+            ({"digits": "x", "zzz": 1}, r"tool_settings.weight.digits = 'x'.*; unknown key tool_settings.weight.zzz"),
+        ],
+    )
+    def test_wrong_ones_are_named(self, values, message):
+        with pytest.raises(ConfigError, match=message):
+            weight.with_settings(values)
+
+    def test_a_tool_without_any(self):
+        with pytest.raises(ConfigError, match="tool 'double' has no settings"):
+            double.with_settings({"x": 1})
+
+    def test_what_it_needs_is_asked_before_a_rollout(self, monkeypatch):
+        monkeypatch.setenv("PATH", "/nowhere")
+        with pytest.raises(SandboxUnavailableError, match="apt-get install bubblewrap"):
+            get_tool("run_shell").check()
+
+
+class TestFinishingTools:
+    async def test_they_end_the_trajectory(self):
+        context = ToolContext(trajectory_id="g/0", group_id="g", problem=Problem(id="p", messages=()))
+        for name, arguments, shown in (("answer", {"answer": "42"}, "42"), ("finish", {}, "Finished.")):
+            calls = [ToolCall(id="0", name=name, arguments=arguments)]
+            (result,) = await execute_calls(calls, {name: get_tool(name)}, context, default_timeout=5, max_chars=99)
+            assert result == ToolResult(observation=shown, finished=True)
+
+
 class TestRegistry:
+    @pytest.mark.parametrize("name", sorted(SHIPPED_TOOLS))
+    def test_every_shipped_tool_is_found_and_described(self, name):
+        found = get_tool(name)
+        assert found.name == name
+        assert found.description
+        jsonschema.Draft202012Validator.check_schema(found.parameters)
+        assert all(value.get("description") for value in found.parameters["properties"].values())
+
     def test_shipped(self):
         assert get_tool("calculator") is calculator
 
