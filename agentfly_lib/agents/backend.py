@@ -61,9 +61,7 @@ def open_backend(config: Mapping[str, Any], *, model: str | Path, chat: ChatForm
             settings = _settings(TransformersConfig, options)
             return TransformersEngine(model, settings, context_length=context_length), context_length
         case "openai":
-            stop_texts = [chat.decode([stop], end_of_turn=True) for stop in chat.stop_token_ids]
-            settings = _settings(OpenAIConfig, options)
-            return OpenAIEngine(settings, model=str(model), format=chat, stop_texts=stop_texts), context_length
+            return OpenAIEngine(_settings(OpenAIConfig, options), model=str(model), format=chat), context_length
         case "async_vllm" | "vllm":
             settings = _settings(InferenceConfig, options)
             return HostedVllm(settings, model=model, context_length=context_length), context_length

@@ -4,27 +4,23 @@ Where the server takes token ids and gives back the sampled ids with their log-p
 that of an engine of our own. Elsewhere text goes out and text comes back: it is encoded again, its log-probs are NaN,
 and the generation says `exact=False`, by which the trajectory is unfit for training.
 
-With `api="chat"` the server renders the conversation. Tool schemas and calls then travel in the protocol's own fields;
-calls appear in the reply as Hermes blocks, `<tool_call>{...}</tool_call>`, which the agent's parser must understand.
+With `api="chat"` the server renders the conversation, and tool schemas and calls travel in the protocol's own fields.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentfly_lib.chat.calls import ToolCall
-from agentfly_lib.chat.hermes import HermesParser
+from agentfly_lib.chat.protocol import ServedFormat, protocol_messages, reply_text
 from agentfly_lib.configs.inference import OpenAIConfig
 from agentfly_lib.errors import EngineError, InfrastructureError
 from agentfly_lib.inference.endpoint import Endpoint, EndpointRefused, EndpointUnavailable
 from agentfly_lib.inference.generate import Generation, GenerationRequest
-from agentfly_lib.inference.scripted import TextFormat
-from agentfly_lib.types import FinishReason, Message
+from agentfly_lib.types import FinishReason
 
 __all__ = ["OpenAIEngine"]
 
@@ -51,18 +47,15 @@ class OpenAIEngine:
         config: OpenAIConfig,
         *,
         model: str,
-        format: TextFormat,
-        stop_texts: Sequence[str] = (),
+        format: ServedFormat,
         backoff_seconds: float = 0.5,
     ) -> None:
-        """Take the `model`'s name where the config has none, and the `format` that turns ids into text and back.
-
-        stop_texts: what ends a turn, for servers that know no token ids.
-        """
+        """Take the `model`'s name where the config has none, and the `format` in which it reads and writes."""
         self.config = config
         self._model = config.model or model
         self._format = format
-        self._stop_texts = tuple(filter(None, stop_texts))[:_MAX_STOPS]
+        stops = [format.decode([stop], end_of_turn=True) for stop in format.stop_token_ids]
+        self._stop_texts = list(filter(None, stops))[:_MAX_STOPS]
         self._takes_ids: bool | None = {"auto": None, "ids": True, "text": False}[config.tokens]
         self._endpoint = Endpoint(
             base_url=config.base_url,
@@ -162,12 +155,13 @@ class OpenAIEngine:
 
     def _text_body(self, request: GenerationRequest) -> dict[str, Any]:
         body = self._common(request) | {"prompt": self._format.decode(request.token_ids)}
-        return body | ({"stop": list(self._stop_texts)} if self._stop_texts else {})
+        return body | ({"stop": self._stop_texts} if self._stop_texts else {})
 
     def _chat_body(self, request: GenerationRequest) -> dict[str, Any]:
         if not request.messages:
             raise ValueError(f"request {request.request_id!r} names no messages, which api='chat' needs")
-        body = self._common(request) | {"messages": _chat_messages(request.messages, native=bool(request.tools))}
+        messages = protocol_messages(request.messages, request.tools, self._format)
+        body = self._common(request) | {"messages": messages}
         return body | ({"tools": [dict(tool) for tool in request.tools]} if request.tools else {})
 
     def _read(
@@ -180,8 +174,7 @@ class OpenAIEngine:
         ids = _sampled_ids(request, choice, ids_sent=ids_sent)
         logprobs = self._sampled_logprobs(request, choice, ids) if ids is not None else None
         if ids is None:
-            text = _text_of(choice["message"]) if self.config.api == "chat" else str(choice["text"])
-            ids = list(self._format.encode(text))
+            ids = self._format.encode(self._text(request, choice))
             ids += request.stop_token_ids[:1] if finish is FinishReason.STOP else ()
         return Generation(
             token_ids=ids,
@@ -192,6 +185,11 @@ class OpenAIEngine:
             seconds=seconds,
             exact=logprobs is not None,
         )
+
+    def _text(self, request: GenerationRequest, choice: Mapping[str, Any]) -> str:
+        if self.config.api == "chat":
+            return reply_text(choice["message"], request.messages, request.tools, self._format)
+        return str(choice["text"])
 
     def _sampled_logprobs(
         self, request: GenerationRequest, choice: Mapping[str, Any], ids: Sequence[int]
@@ -212,47 +210,3 @@ def _sampled_ids(request: GenerationRequest, choice: Mapping[str, Any], *, ids_s
         return None
     ours = ids_sent if prompt is None else prompt == list(request.token_ids)
     return ids if ours else None
-
-
-def _chat_messages(messages: Sequence[Message], *, native: bool) -> list[Message]:
-    """The conversation as the protocol wants it.
-
-    native: calls written as Hermes blocks become `tool_calls`. A turn with a call that is malformed, which the protocol
-    cannot hold, and its results stay text.
-    """
-    converted: list[Message] = []
-    names: dict[str, str] = {}  # of the last turn's calls: our id -> one that is unique in the conversation
-    for index, message in enumerate(messages):
-        if message["role"] == "assistant":
-            reply = HermesParser().parse(str(message.get("content") or ""), truncated=False)
-            calls = [call for call in reply.calls if isinstance(call, ToolCall)]
-            names = {}
-            if native and calls and len(calls) == len(reply.calls):
-                names = {call.id: f"call-{index}-{number}" for number, call in enumerate(calls)}
-                written = [_native_call(names[call.id], call) for call in calls]
-                message = {"role": "assistant", "content": reply.content or None, "tool_calls": written}  # noqa: PLW2901
-        elif message["role"] == "tool":
-            name = names.get(message.get("tool_call_id", ""))
-            content = message.get("content")
-            message = (  # noqa: PLW2901
-                {"role": "tool", "tool_call_id": name, "content": content}
-                if name is not None
-                else {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-            )
-        converted.append(dict(message))
-    return converted
-
-
-def _native_call(name: str, call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
-    return {"id": name, "type": "function", "function": {"name": call.name, "arguments": arguments}}
-
-
-def _text_of(message: Mapping[str, Any]) -> str:
-    """A chat reply as the text that a Hermes model would have written; arguments stay as the server gave them."""
-    pieces = [str(message["content"])] if message.get("content") else []
-    for call in message.get("tool_calls") or ():
-        function = call["function"]
-        written = f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}'
-        pieces.append(f"<tool_call>\n{written}\n</tool_call>")
-    return "\n".join(pieces)

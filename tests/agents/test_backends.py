@@ -15,7 +15,11 @@ from agentfly_lib.inference import GenerationRequest
 from agentfly_lib.inference.openai import OpenAIEngine
 from agentfly_lib.inference.transformers import TransformersEngine
 
-CHAT = SimpleNamespace(stop_token_ids=(1, 2), decode=lambda ids, end_of_turn=False: f"<{ids[0]}>" * end_of_turn)
+CHAT = SimpleNamespace(
+    stop_token_ids=(1, 2),
+    decode=lambda ids, end_of_turn=False: f"<{ids[0]}>" * end_of_turn,
+    encode=lambda text: [5],
+)
 
 
 def opened(**config):
@@ -34,7 +38,6 @@ async def test_openai(fake_server):
     engine, context_length = opened(backend="openai", base_url=server.url, tokens="text")
     assert isinstance(engine, OpenAIEngine)
     assert context_length == 4096
-    CHAT.encode = lambda text: [5]
     await engine.generate(GenerationRequest(request_id="r", token_ids=[7], max_tokens=1, stop_token_ids=(1,)))
     assert server.bodies[0]["model"] == "some/model"
     assert server.bodies[0]["stop"] == ["<1>", "<2>"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentfly_lib.configs import OpenAIConfig, SamplingConfig
-from agentfly_lib.errors import EngineError, InfrastructureError
+from agentfly_lib.errors import EngineError, InfrastructureError, ModelError
 from agentfly_lib.inference import GenerationRequest
 from agentfly_lib.inference.openai import OpenAIEngine
 from agentfly_lib.types import FinishReason
@@ -23,18 +23,24 @@ STOP = 3
 
 
 class Characters:
-    """Every character is a token; `3` ends a turn and has no text."""
+    """Every character is a token; `3` ends a turn."""
+
+    parser = "hermes"
+    stop_token_ids = (STOP,)
+
+    def prompt_ids(self, messages, tools=None) -> list[int]:
+        raise ModelError("this template writes no calls")
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text]
 
-    def decode(self, ids) -> str:
-        return "".join(chr(token) for token in ids if token != STOP)
+    def decode(self, ids, *, end_of_turn: bool = False) -> str:
+        return "".join("<end>" * end_of_turn if token == STOP else chr(token) for token in ids)
 
 
 def engine(server, **settings) -> OpenAIEngine:
     config = OpenAIConfig(base_url=server.url, **settings)
-    return OpenAIEngine(config, model="m", format=Characters(), stop_texts=["<end>"], backoff_seconds=0.001)
+    return OpenAIEngine(config, model="m", format=Characters(), backoff_seconds=0.001)
 
 
 def request(text="question", *, max_tokens=16, temperature=1.0, **rest) -> GenerationRequest:
@@ -183,7 +189,7 @@ class TestChat:
         assert (path, body["messages"]) == ("chat/completions", messages)
         assert "tools" not in body
 
-    async def test_calls_are_written_as_the_agents_parser_reads_them(self, fake_server):
+    async def test_calls_that_the_template_cannot_write_are_hermes_blocks(self, fake_server):
         from agentfly_lib.chat import HermesParser
 
         server = await fake_server(
@@ -205,24 +211,32 @@ class TestChat:
             {"role": "user", "content": "u"},
             {"role": "assistant", "content": f"Hm. {call}"},
             {"role": "tool", "tool_call_id": "call-0", "name": "weight", "content": "4 kg"},
-            {"role": "assistant", "content": f"{call} <tool_call>oops</tool_call>"},
+            {"role": "assistant", "content": call},
             {"role": "tool", "tool_call_id": "call-0", "name": "weight", "content": "4 kg"},
-            {"role": "tool", "tool_call_id": "call-1", "content": "not valid JSON"},
+            {"role": "assistant", "content": "4 kg."},
+            {"role": "user", "content": "Sure?"},
         ]
         await engine(server, api="chat").generate(request(messages=messages, tools=[WEIGHT]))
         function = {"name": "weight", "arguments": '{"animal": "cat"}'}
-        assert server.bodies[0]["messages"] == [
+        sent = server.bodies[0]["messages"]
+        assert sent[1] == {
+            "role": "assistant",
+            "content": "Hm.",
+            "tool_calls": [{"id": "1-call-0", "type": "function", "function": function}],
+        }
+        assert sent[2] == {"role": "tool", "tool_call_id": "1-call-0", "content": "4 kg"}
+        assert sent[3]["tool_calls"][0]["id"] == sent[4]["tool_call_id"] == "2-call-0"
+        assert sent[5:] == messages[5:]
+
+    async def test_an_agent_with_a_format_of_its_own_is_sent_as_it_speaks(self, fake_server):
+        server = await fake_server(lambda path, body: chat_reply("done"))
+        messages = [
             {"role": "user", "content": "u"},
-            {
-                "role": "assistant",
-                "content": "Hm.",
-                "tool_calls": [{"id": "call-1-0", "type": "function", "function": function}],
-            },
-            {"role": "tool", "tool_call_id": "call-1-0", "content": "4 kg"},
-            messages[3],  # the protocol cannot hold a malformed call
-            {"role": "user", "content": "<tool_response>\n4 kg\n</tool_response>"},
-            {"role": "user", "content": "<tool_response>\nnot valid JSON\n</tool_response>"},
+            {"role": "assistant", "content": "Action: weight <tool_call>x</tool_call>"},
+            {"role": "tool", "tool_call_id": "call-0", "content": "Observation: 4 kg"},
         ]
+        await engine(server, api="chat").generate(request(messages=messages))
+        assert server.bodies[0]["messages"] == [*messages[:2], {"role": "user", "content": "Observation: 4 kg"}]
 
     async def test_a_request_without_messages(self, fake_server):
         server = await fake_server(lambda path, body: chat_reply("x"))
