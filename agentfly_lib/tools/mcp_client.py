@@ -141,11 +141,14 @@ class McpConnection:
             try:
                 async with asyncio.timeout(self._server.start_seconds):
                     self._client = await ready
-            except TimeoutError as error:
-                await self.close()
-                raise InfrastructureError(
-                    f"MCP server {self._server} was not there within {self._server.start_seconds:g} s", where="tools"
-                ) from error
+            except BaseException as error:
+                self._task.cancel()  # it may still be waiting for a greeting
+                if isinstance(error, TimeoutError):
+                    waited = self._server.start_seconds
+                    raise InfrastructureError(
+                        f"MCP server {self._server} was not there within {waited:g} s", where="tools"
+                    ) from error
+                raise
 
     async def close(self) -> None:
         """Disconnects, and ends a server that was started for this. Bounded in time."""

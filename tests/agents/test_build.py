@@ -75,3 +75,35 @@ def test_prompts_show_the_tools(model_path):
     problem = Problem(id="p", messages=({"role": "user", "content": "?"},))
     text = agent.chat.decode(agent.chat.prompt_ids(agent.build_messages(problem), agent.schemas))
     assert '"name": "calculator"' in text
+
+
+class TestToolSettings:
+    """`[agent.tool_settings.<tool>]`, checked before the model is looked at."""
+
+    def corpus(self, tmp_path, **more):
+        path = tmp_path / "pages.jsonl"
+        path.write_text('{"title": "Cat", "text": "purrs"}')
+        return {"web_search": {"provider": {"type": "corpus", "path": str(path)}, **more}}
+
+    def test_they_reach_the_tool(self, model_path, tmp_path):
+        config = HFAgentConfig(tools=("web_search",), tool_settings=self.corpus(tmp_path, results=2))
+        agent = build_agent(config, model_path)
+        settings = agent.tools["web_search"].settings
+        assert (settings.results, settings.provider.path) == (2, tmp_path / "pages.jsonl")
+
+    def test_faults_are_named(self, tmp_path):
+        nowhere = tmp_path / "nowhere"
+        for config, message in (
+            (HFAgentConfig(tools=("web_search",)), r"set agent\.tool_settings\.web_search\.provider"),
+            (
+                HFAgentConfig(tools=("web_search",), tool_settings=self.corpus(tmp_path, result=2)),
+                r"unknown key tool_settings\.web_search\.result: did you mean results",
+            ),
+            (
+                HFAgentConfig(tool_settings={"calculater": {}}),
+                r"agent\.tool_settings\.calculater: the agent has no tool of that name; did you mean 'calculator'",
+            ),
+            (HFAgentConfig(tool_settings={"calculator": {}}), "tool 'calculator' has no settings"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                build_agent(config, nowhere)

@@ -1,0 +1,221 @@
+"""MCP both ways, each against a real process on the other side: a server of the `mcp` package's, and our own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from agentfly_lib.errors import ConfigError, InfrastructureError
+from agentfly_lib.tools import Tool, ToolCall, ToolContext, ToolResult, calculator, execute_calls
+from agentfly_lib.tools.given_schema import GivenArguments
+from agentfly_lib.tools.mcp_client import HttpServer, StdioServer, mcp_tools
+from agentfly_lib.tools.schema import ArgumentError
+from agentfly_lib.types import Problem
+
+FOREIGN = """
+import asyncio, os, sys
+from mcp.server.mcpserver import Image, MCPServer
+
+server = MCPServer("foreign")
+count = 0
+
+@server.tool()
+def add(a: int, b: int = 1) -> int:
+    "Adds two numbers."
+    return a + b
+
+@server.tool()
+def counted() -> str:
+    global count
+    count += 1
+    return str(count)
+
+@server.tool()
+def picture() -> Image:
+    return Image(data=b"\\x89PNG not really", format="png")
+
+@server.tool()
+def fails() -> str:
+    raise ValueError("no such city")
+
+@server.tool()
+def dies() -> str:
+    print("last words", file=sys.stderr, flush=True)
+    os._exit(3)
+
+@server.tool()
+async def hangs() -> str:
+    await asyncio.Event().wait()
+
+@server.tool()
+def environment() -> str:
+    return ",".join(sorted(os.environ))
+
+server.run(sys.argv[1]) if sys.argv[1] == "stdio" else server.run("streamable-http", port=int(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="session")
+def foreign(tmp_path_factory) -> tuple[str, ...]:
+    path = tmp_path_factory.mktemp("mcp") / "foreign.py"
+    path.write_text(textwrap.dedent(FOREIGN))
+    return (sys.executable, str(path))
+
+
+@pytest.fixture(scope="session")
+def foreign_tools(foreign) -> list[Tool]:
+    return asyncio.run(mcp_tools(StdioServer(command=(*foreign, "stdio"), environment={"MODE": "x"})))
+
+
+class Trajectory:
+    """Calls of one trajectory."""
+
+    def __init__(self, tools: list[Tool]) -> None:
+        self.tools = {tool.name: tool for tool in tools}
+        self.context = ToolContext(trajectory_id="g/0", group_id="g", problem=Problem(id="p", messages=()))
+
+    async def __call__(self, name: str, timeout: float = 30.0, **arguments) -> ToolResult:
+        calls = [ToolCall(id="0", name=name, arguments=arguments)]
+        (result,) = await execute_calls(calls, self.tools, self.context, default_timeout=timeout, max_chars=9999)
+        return result
+
+
+@asynccontextmanager
+async def trajectory(tools: list[Tool]) -> AsyncIterator[Trajectory]:
+    run = Trajectory(tools)
+    try:
+        yield run
+    finally:
+        await run.context.resources.aclose()
+
+
+@asynccontextmanager
+async def served(*command: str, says: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """A server program that listens, and its port."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(60):
+            while says not in (line := (await process.stderr.readline()).decode()):
+                assert line, "it ended"
+        yield process, int(line.split(says)[1].split()[0])
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+class TestForeignTools:
+    async def test_they_look_and_work_like_ours(self, foreign_tools, monkeypatch):
+        monkeypatch.setenv("A_SECRET", "ours")
+        async with trajectory(foreign_tools) as run:
+            schema = run.tools["add"].schema["function"]
+            assert (schema["name"], schema["description"]) == ("add", "Adds two numbers.")
+            assert schema["parameters"]["required"] == ["a"]
+            assert (await run("add", a=2, b=3)).observation == "5"
+            assert "'a' is a required property" in ((await run("add")).error or "")
+            assert "argument a: 'x' is not of type 'integer'" in ((await run("add", a="x")).error or "")
+            assert (await run("picture")).images == (b"\x89PNG not really",)
+            failed = await run("fails")
+            assert failed.observation == failed.error == "Error executing tool fails"
+            names = (await run("environment")).observation.split(",")
+            assert "MODE" in names
+            assert "A_SECRET" not in names
+
+    async def test_every_trajectory_has_a_server_of_its_own_until_its_end(self, foreign_tools):
+        before = {child.pid for child in psutil.Process().children()}
+        one, two = Trajectory(foreign_tools), Trajectory(foreign_tools)
+        counts = [(await run("counted")).observation for run in (one, one, two)]
+        assert counts == ["1", "2", "1"]
+        for run in (one, two):
+            await run.context.resources.aclose()
+        assert {child.pid for child in psutil.Process().children()} <= before
+
+    async def test_one_that_hangs_or_dies_in_a_call_is_an_error_and_the_next_call_finds_one(self, foreign_tools):
+        async with trajectory(foreign_tools) as run:
+            await run("counted")
+            assert (await run("hangs", timeout=0.3)).error == "hangs did not answer within 0.3 seconds."
+            assert (await run("counted")).observation == "2"
+            assert (await run("dies")).error == "dies failed: Connection closed"
+            assert (await run("counted")).observation == "1"
+
+    async def test_over_http_and_dying_there(self, foreign):
+        async with served(*foreign, "http", "0", says="http://127.0.0.1:") as (process, port):
+            tools = await mcp_tools(HttpServer(url=f"http://127.0.0.1:{port}/mcp"), prefix="far_", only=["add", "dies"])
+            async with trajectory(tools) as run:
+                assert (await run("far_add", a=2)).observation == "3"
+                assert "Connection closed" in ((await run("far_dies")).error or "")
+                await process.wait()
+                again = await run("far_add", a=2)
+                assert again.error is not None
+
+    async def test_names_that_are_wanted(self, foreign):
+        server = StdioServer(command=(*foreign, "stdio"))
+        with pytest.raises(ConfigError, match="has no tool 'sub'; it has: add, counted"):
+            await mcp_tools(server, only=["sub"])
+
+    async def test_servers_that_are_not_there(self):
+        with pytest.raises(ConfigError, match="there is no program 'no-such-program'"):
+            await mcp_tools(StdioServer(command=("no-such-program",)))
+        with pytest.raises(ConfigError, match="must begin with http"):
+            await mcp_tools(HttpServer(url="x"))
+        with pytest.raises(InfrastructureError, match=r"boom"):
+            await mcp_tools(StdioServer(command=(sys.executable, "-S", "-c", "raise SystemExit('boom')")))
+        with pytest.raises(InfrastructureError, match=r"127\.0\.0\.1:9/mcp"):
+            await mcp_tools(HttpServer(url="http://127.0.0.1:9/mcp"))
+        with pytest.raises(InfrastructureError, match=r"was not there within 0\.3 s"):
+            await mcp_tools(StdioServer(command=("sleep", "1000"), start_seconds=0.3))
+
+
+OURS = ("-m", "agentfly_lib.tools.mcp_server", "calculator", "code_interpreter")
+
+
+class TestOurTools:
+    @pytest.mark.usefixtures("sandboxes")
+    async def test_over_stdio(self):
+        async with trajectory(await mcp_tools(StdioServer(command=(sys.executable, *OURS)))) as run:
+            assert run.tools["calculator"].schema == calculator.schema
+            assert (await run("calculator", expression="6 * 7")).observation == "42"
+            failed = await run("calculator", expression="1 / 0")
+            assert failed.observation == failed.error == "Error: division by zero"
+            await run("code_interpreter", code="x = 41")
+            assert (await run("code_interpreter", code="x + 1")).observation == "42"
+
+    @pytest.mark.usefixtures("sandboxes")
+    async def test_over_http_calls_know_nothing_of_each_other(self):
+        async with (
+            served(sys.executable, *OURS, "--http", "0", says="http://127.0.0.1:") as (_, port),
+            trajectory(await mcp_tools(HttpServer(url=f"http://127.0.0.1:{port}/mcp"))) as run,
+        ):
+            assert (await run("calculator", expression="6 * 7")).observation == "42"
+            await run("code_interpreter", code="x = 41")
+            assert "NameError" in (await run("code_interpreter", code="x + 1")).observation
+
+
+class TestGivenSchemas:
+    def test_every_culprit_is_named(self):
+        given = GivenArguments(
+            schema={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]}, description=""
+        )
+        with pytest.raises(
+            ArgumentError, match=r"'b' is a required property; argument a: 'x' is not of type 'integer'"
+        ):
+            given.validate({"a": "x"})
+        assert given.validate({"b": 1, "c": 2}) == {"b": 1, "c": 2}
+
+    def test_what_is_no_schema(self):
+        with pytest.raises(ConfigError, match="no JSON Schema"):
+            GivenArguments(schema={"type": "nothing"}, description="")
+
+    def test_nothing_is_fetched_for_a_reference(self):
+        schema = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema.json"}}}
+        with pytest.raises(Exception, match="Unresolvable"):
+            GivenArguments(schema=schema, description="").validate({"a": 1})
