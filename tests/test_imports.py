@@ -20,6 +20,7 @@ HEAVY = ("torch", "ray", "vllm", "deepspeed", "prefect", "mlflow", "transformers
         "agentfly_lib.data",
         "agentfly_lib.chat",
         "agentfly_lib.tools",
+        "agentfly_lib.resources",
         "agentfly_lib.rewards",
         "agentfly_lib.agents",
         "agentfly_lib.rollout",
