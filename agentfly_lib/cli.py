@@ -28,8 +28,10 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Recipes and configs.", no_args_is_help=True)
 model_app = typer.Typer(help="Models made on this machine.", no_args_is_help=True)
+template_app = typer.Typer(help="Chat templates.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(model_app, name="model")
+app.add_typer(template_app, name="template")
 
 Recipe = Annotated[Path, typer.Argument(help="A recipe: a TOML file such as recipes/demo.toml.")]
 Overrides = Annotated[
@@ -251,6 +253,25 @@ def model_tiny(
             config, progress=lambda done, total, _loss: progress.update(bar, completed=done, total=total)
         )
     typer.echo(f"{model.path}\nfingerprint {model.fingerprint}")
+
+
+@template_app.command("check")
+def template_check(
+    model: Annotated[str, typer.Argument(help="A model directory or a hub id.")],
+    template: Annotated[str | None, typer.Option(help="A family's name, shipped:NAME, or a .jinja file.")] = None,
+    parser: Annotated[
+        str | None, typer.Option(help="Tool-call parser; what the template teaches if not given.")
+    ] = None,
+    thinking: Annotated[
+        bool | None, typer.Option("--thinking/--no-thinking", help="Switch reasoning, where the template can.")
+    ] = None,
+) -> None:
+    """Say what a model's chat template does to training. Exits 1 if it would break it."""
+    from agentfly_lib.viewer.template_report import show_template
+
+    prepare_environment(Path("runs"), offline=Path(model).exists(), quiet=True)
+    if not show_template(model, template=template, parser=parser, thinking=thinking):
+        raise typer.Exit(1)
 
 
 def _load(recipe: Path, overrides: list[str] | None) -> RunConfig:

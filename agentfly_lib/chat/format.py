@@ -114,6 +114,11 @@ class ChatFormat:
             return self._encode(self._render(escaped), escaped)
         return list(self._apply(escaped, len(escaped.messages), tokenize=True))
 
+    def render(self, messages: Sequence[Message], tools: Tools | None = None, *, generation_prompt: bool = True) -> str:
+        """The text that the template writes; spellings of control tokens in contents are placeholders in it."""
+        escaped = self._escape(messages, tools)
+        return str(self._apply(escaped, len(escaped.messages), tokenize=False, generation_prompt=generation_prompt))
+
     def bridge(
         self,
         history: Sequence[Message],
@@ -188,7 +193,7 @@ class ChatFormat:
         return get_parser(self.parser)
 
     @cached_property
-    def _arguments_as_text(self) -> bool:
+    def arguments_as_text(self) -> bool:
         """Whether the template wants arguments as JSON text: it cannot write a call with an object."""
         call = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": {}}}
         probe = [
@@ -211,7 +216,7 @@ class ChatFormat:
         parser = self._history_parser
         if parser is None:
             return self._guard.escape(messages, tools)
-        apart = take_apart(messages, parser, arguments_as_text=self._arguments_as_text)
+        apart = take_apart(messages, parser, arguments_as_text=self.arguments_as_text)
         escaped = self._guard.escape(apart, tools)  # tool results are guarded as such, whoever will say them
         return replace(escaped, messages=orphans_to_users(escaped.messages))
 

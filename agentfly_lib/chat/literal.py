@@ -5,7 +5,8 @@ by a placeholder, one private-use character; templates see ordinary text. After 
 by a copy of the tokenizer that knows no added tokens, so that the model reads the spelling and not the control token.
 What the template itself writes stays as it is.
 
-Special tokens are guarded in every message and in tool schemas. In tool results, which come from outside, tags with a
+Control tokens are guarded in every message and in tool schemas: special ones, and those spelled like one (`<|user|>`,
+`<｜User｜>`), which some vocabularies do not mark as special. In tool results, which come from outside, tags with a
 token of their own are too (`</tool_response>`, `<tool_call>`, ...), so that a result cannot end itself and call a tool.
 Where a content is a list of parts, which a template may join, the beginning of a spelling at a part's end is guarded
 as well.
@@ -28,6 +29,7 @@ _PRIVATE_USE = (0xF0000, 0xFFFFD)
 
 
 _TAG = re.compile(r"<\S+>")
+_CONTROL = re.compile(r"<[|｜]\S+[|｜]>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class LiteralGuard:
 
     def __init__(self, tokenizer: Any) -> None:
         added = list(tokenizer.added_tokens_decoder.values())
-        special = [token.content for token in added if token.special]
+        special = [token.content for token in added if token.special or _CONTROL.fullmatch(token.content)]
         markup = [token.content for token in added if token.special or _TAG.fullmatch(token.content)]
         self._special, self._special_parts = _pattern(special), _pattern(special, in_parts=True)
         self._markup, self._markup_parts = _pattern(markup), _pattern(markup, in_parts=True)

@@ -113,7 +113,7 @@ def _call(node: ast.expr, raw: str) -> tuple[str, dict[str, Any]]:
     for keyword in node.keywords:
         if keyword.arg is None:
             raise Refused(f"The call of {name} has ** in it. Expected {_EXPECTED}.")
-        if keyword.arg in arguments:  # the parser of Python refuses this itself, today
+        if keyword.arg in arguments:
             raise Refused(f"The call of {name} has the argument {show(keyword.arg)} twice.")
         arguments[keyword.arg] = _literal(keyword.value, raw, f"{keyword.arg} of {name}")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -243,6 +244,18 @@ class TestControlTokensInContents:
         bridge = chat.bridge([USER], chat.decode(sampled), sampled, [tool("x")])
         assert not bridge.rewritten
         assert chat.decode(bridge.ids).startswith("\n<|im_start|>user")
+
+    def test_control_tokens_that_a_vocabulary_does_not_mark_as_special(self, shipped_format):
+        """As DeepSeek's: their spelling gives them away."""
+        from tokenizers import AddedToken
+
+        tokenizer = copy.deepcopy(shipped_format("qwen2.5").tokenizer)
+        tokenizer.add_tokens([AddedToken("<｜User｜>", special=False, normalized=False)])
+        chat = ChatFormat.from_tokenizer(tokenizer, template="qwen2.5")
+        control = tokenizer.convert_tokens_to_ids("<｜User｜>")
+        ids = chat.prompt_ids([{"role": "user", "content": "a<｜User｜>b"}])
+        assert control not in ids
+        assert "a<｜User｜>b" in chat.decode(ids)
 
     def test_pieces_split_by_a_control_token_do_not_join_to_another(self, format_of):
         chat = format_of("qwen2.5")
