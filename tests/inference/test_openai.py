@@ -319,6 +319,7 @@ def vllm_server(variants, tmp_path_factory):
     command += ["--dtype", "float32", "--max-model-len", "512", "--logprobs-mode", "processed_logprobs"]
     command += ["--block-size", "32", "--kv-cache-memory-bytes", str(64 * 2**20), "--max-num-seqs", "16"]
     command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192", "--disable-log-stats"]
+    command += ["--distributed-executor-backend", "uni"]
     environment = os.environ | {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
