@@ -166,3 +166,21 @@ def test_a_row_that_cannot_be_read(agentfly, tmp_path: Path) -> None:
     refused = agentfly("prepare", recipe)
     assert refused.status == 2
     assert "rows.jsonl line 2" in refused.errors
+
+
+def test_a_recipe_is_checked_and_shown_resolved(agentfly) -> None:
+    import tomllib
+
+    shown = agentfly("config", "check", CI, "--set", "optim.lr=2e-4")
+    assert shown.status == 0
+    resolved = tomllib.loads(shown.output)
+    assert resolved["optim"]["lr"] == 2e-4
+    assert resolved["rollout"]["flush_seconds"] == 0.1, "defaults are shown too"
+
+
+@pytest.mark.stack
+def test_the_small_model_is_found_by_the_command_line(agentfly) -> None:
+    from agentfly_lib.configs import TinyModelConfig
+    from agentfly_lib.models.tiny import ensure_tiny
+
+    assert agentfly("model", "tiny", "--print-path").output.strip() == str(ensure_tiny(TinyModelConfig()).path)
