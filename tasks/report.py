@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,8 +38,6 @@ __all__ = [
     "report",
     "report_evaluation",
 ]
-
-logger = logging.getLogger(__name__)
 
 
 class TrainReport(BaseModel):

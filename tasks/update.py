@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from prefect import task
 
@@ -16,8 +15,6 @@ from tasks.session import current_session
 from tasks.workers import living_learner
 
 __all__ = ["checkpoint", "update"]
-
-logger = logging.getLogger(__name__)
 
 
 @task(name="update", task_run_name="update-{step:06d}", **RETRIED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -22,7 +21,6 @@ from agentfly_lib.errors import UserError
 
 __all__ = ["serve_pages"]
 
-logger = logging.getLogger(__name__)
 
 _START_SECONDS = 180.0
 _STOP_SECONDS = 10.0
