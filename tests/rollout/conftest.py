@@ -164,11 +164,11 @@ async def gather(generate, asked, store, *, agent=None, **options):
     )
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Let the event loop go on until the condition holds."""
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Let the event loop, and the threads beside it, go on until the condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
 
 @pytest.fixture(scope="session")
