@@ -11,8 +11,8 @@
 
     COUNTDOWN = EnvironmentKind(name="countdown", make=Countdown, actions=(wait,), problems=..., prompt="...")
 
-An environment is ordinary blocking code and serves one episode at a time; where it runs (a process of its own, a thread,
-a container) and how it is bounded in time is `envs.spec`'s business. Users add kinds by the entry point group
+An environment is ordinary blocking code and serves one episode at a time; where it runs (a process of its own, or a
+thread) and how it is bounded in time is `envs.spec`'s business. Users add kinds by the entry point group
 `agentfly.environments`.
 """
 
