@@ -18,6 +18,7 @@ class CircuitBreaker:
         self._limit = limit
         self._failures = 0
         self._groups: set[str] = set()
+        self._tripped: EngineError | None = None
 
     def passed(self) -> None:
         """A try ended without an infrastructure failure."""
@@ -28,12 +29,15 @@ class CircuitBreaker:
         """A try ended with an infrastructure failure.
 
         Raises:
-            EngineError: it was one too many in a row.
+            EngineError: it was one too many in a row; the same one again for those that fail after it.
         """
+        if self._tripped is not None:
+            raise self._tripped
         self._failures += 1
         self._groups.add(group_id)
         if self._failures >= self._limit and len(self._groups) >= _FEWEST_GROUPS:
-            raise EngineError(
+            self._tripped = EngineError(
                 f"{self._failures} infrastructure failures in a row, taken for an outage "
                 f"(rollout.max_consecutive_failures={self._limit}); the last one, at {failure.where}: {failure.message}"
             )
+            raise self._tripped

@@ -246,7 +246,7 @@ def _missing_groups(problems: Sequence[tuple[str, Problem]], store: RolloutStore
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first error that is not a group itself; others of the same instant are logged."""
     first, *others = _leaves(group)
-    for other in others:
+    for other in dict.fromkeys(error for error in others if error is not first):
         logger.warning("another error ended the collection at the same time: %s: %s", type(other).__name__, other)
     return first
 
