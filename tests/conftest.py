@@ -6,12 +6,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from agentfly_lib.configs import RayConfig
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is first imported; no test waits for a hub
 
 
 @pytest.fixture(scope="session")
