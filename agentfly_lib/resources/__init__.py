@@ -2,6 +2,18 @@
 
 from agentfly_lib.resources.process import Completed, Process, ProcessSpec, open_process
 from agentfly_lib.resources.scope import ResourceScope
-from agentfly_lib.resources.spec import ResourceSpec
+from agentfly_lib.resources.spec import AnySpec, PooledSpec, PoolLimits, PoolScope, Resource, ResourceSpec
 
-__all__ = ["Completed", "Process", "ProcessSpec", "ResourceScope", "ResourceSpec", "open_process"]
+__all__ = [
+    "AnySpec",
+    "Completed",
+    "PoolLimits",
+    "PoolScope",
+    "PooledSpec",
+    "Process",
+    "ProcessSpec",
+    "Resource",
+    "ResourceScope",
+    "ResourceSpec",
+    "open_process",
+]
