@@ -166,6 +166,27 @@ def prepare(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -
 
 
 @app.command()
+def plan(
+    recipe: Recipe,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs to plan for; those of this machine if not given.")
+    ] = None,
+    gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="Memory of each GPU.")] = None,
+    shape_from: Annotated[
+        Path | None, typer.Option(help="A folder with the model's config.json, where the model itself is not here.")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Say what would run where, and what does not fit, before anything is started. Exits 1 if it does not fit."""
+    from agentfly_lib.viewer.plan_report import show_plan
+
+    config = _load(recipe, overrides)
+    prepare_environment(config.run.root, offline=True, quiet=True)
+    if not show_plan(config, gpus=gpus, gpu_memory_gib=gpu_memory_gib, shape_from=shape_from):
+        raise typer.Exit(1)
+
+
+@app.command()
 def ledger(run: Run) -> None:
     """Print each step's balance: problems x chains = scored + truncated + failed + dropped. Exits 1 if it is off."""
     from rich.console import Console

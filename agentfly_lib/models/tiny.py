@@ -40,9 +40,9 @@ from agentfly_lib.store.atomic import read_json, sync_directory, write_json
 from agentfly_lib.tools.calculator import calculator
 
 if TYPE_CHECKING:
-    from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-__all__ = ["Progress", "default_cache", "ensure_tiny", "tiny_directory"]
+__all__ = ["Progress", "default_cache", "ensure_tiny", "network_config", "tiny_directory"]
 
 Progress = Callable[[int, int, float], None]
 """Called after every supervised step with the steps done, the steps in all, and the loss in nats per token."""
@@ -161,9 +161,9 @@ def _write(config: TinyModelConfig, directory: Path, progress: Progress | None) 
     )
 
 
-def _network(seed: int, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+def network_config(tokenizer: Qwen2Tokenizer) -> Qwen2Config:
+    """Shape of the network."""
+    from transformers import Qwen2Config
 
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -181,6 +181,14 @@ def _network(seed: int, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
         dtype="float32",
     )
     config.architectures = ["Qwen2ForCausalLM"]
+    return config
+
+
+def _network(seed: int, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    config = network_config(tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen2ForCausalLM(config).float()

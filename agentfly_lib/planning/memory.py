@@ -1,0 +1,92 @@
+"""Memory of one learner rank and of one engine, by what it is for. Estimates: measured on small models, see the tests.
+
+Of a rank (ZeRO: arXiv 1910.02054; activations: counted as autograd keeps them for a decoder with a gated MLP):
+
+    weights       P x bytes            / ranks at stage 3
+    gradients     P x bytes            / ranks from stage 2
+    optimizer     P x (8, and 4 more for the float32 copy that DeepSpeed keeps)  / ranks from stage 1
+    activations   tokens x layers x (7 hidden + 3 key_value + 5 intermediate), or, with checkpointing, tokens x layers x
+                  hidden and those of one layer; and tokens x 2 hidden around the last norm
+    logits        loss tokens of one chunk x vocabulary x 4 bytes, three times (logits, log-softmax, gradient)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from agentfly_lib.configs import RunConfig
+from agentfly_lib.planning.shape import ModelShape
+
+__all__ = ["EngineMemory", "RankMemory", "engine_memory", "rank_memory"]
+
+_BYTES = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
+_CONTEXT_BYTES = 1 << 30
+"""What CUDA, NCCL and kernels take on a GPU before anything is loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    context: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """Bytes of one device of an engine, and how much text its cache holds."""
+
+    weights: int
+    cache: int
+    context: int
+    cache_tokens: int
+    """Tokens whose keys and values fit into the whole engine's cache."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.context
+
+
+def rank_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> RankMemory:
+    """Of each rank, at its peak: the backward pass of a full micro-batch."""
+    learner = config.learner
+    width, ranks, stage = _BYTES[learner.dtype], learner.ranks, learner.zero_stage
+    tokens = max(learner.microbatch_tokens, config.rollout.context_length)
+    layer = tokens * (7 * shape.hidden + 3 * shape.key_value + 5 * shape.intermediate) * width
+    activations = 2 * tokens * shape.hidden * width
+    if learner.gradient_checkpointing:
+        activations += tokens * shape.layers * shape.hidden * width + layer
+    else:
+        activations += shape.layers * layer
+    copies = 12 if learner.dtype != "float32" or stage else 8
+    return RankMemory(
+        weights=shape.parameters * width // (ranks if stage == 3 else 1),
+        gradients=shape.parameters * width // (ranks if stage >= 2 else 1),
+        optimizer=shape.parameters * copies // (ranks if stage else 1),
+        activations=activations,
+        logits=3 * 4 * min(learner.logit_chunk_tokens, tokens) * shape.vocabulary,
+        context=_CONTEXT_BYTES if on_gpu else 0,
+    )
+
+
+def engine_memory(config: RunConfig, shape: ModelShape, *, gpu_memory_bytes: int) -> EngineMemory:
+    """Of each device of an engine; `gpu_memory_bytes` is 0 on a CPU."""
+    inference = config.inference
+    width, devices = _BYTES[inference.dtype], inference.tensor_parallel
+    weights = shape.parameters * width // devices
+    if gpu_memory_bytes:
+        context = _CONTEXT_BYTES
+        cache = max(int(gpu_memory_bytes * inference.gpu_memory_fraction) - weights - context, 0)
+    else:
+        context, cache = 0, inference.kv_cache_mib * 2**20
+    per_token = 2 * shape.layers * shape.key_value * width
+    return EngineMemory(weights=weights, cache=cache, context=context, cache_tokens=cache * devices // per_token)

@@ -1,0 +1,81 @@
+"""The size of a model, from its `config.json` alone: no weights are read, and none fetched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentfly_lib.configs.model import ModelConfig, PretrainedModelConfig, TinyModelConfig
+from agentfly_lib.errors import ModelError
+
+__all__ = ["ModelShape"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What memory depends on."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    key_value: int
+    """Width of all keys of one token and layer, and of all values."""
+    vocabulary: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> ModelShape:
+        """Of a recipe's model, from its folder or the cache. Raises `ModelError` if its `config.json` is not there."""
+        return cls.from_config(_tiny_config() if isinstance(config, TinyModelConfig) else _read(config))
+
+    @classmethod
+    def from_config(cls, config: Any) -> ModelShape:
+        """Of a `transformers` configuration. Raises `ModelError` if it describes no causal language model."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        try:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ModelError(f"{type(config).__name__} describes no causal language model: {error}") from error
+        text = config.get_text_config()
+        heads = text.num_attention_heads
+        return cls(
+            parameters=model.num_parameters(),
+            layers=text.num_hidden_layers,
+            hidden=text.hidden_size,
+            intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+            key_value=(getattr(text, "num_key_value_heads", None) or heads)
+            * (getattr(text, "head_dim", None) or text.hidden_size // heads),
+            vocabulary=text.vocab_size,
+        )
+
+
+def _read(config: PretrainedModelConfig) -> Any:
+    from transformers import AutoConfig
+
+    name = config.name_or_path
+    path = Path(name).expanduser()
+    try:
+        return AutoConfig.from_pretrained(
+            path if path.is_dir() else name,
+            revision=config.revision,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+    except (OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"the size of {name!r} is not known, because its config.json cannot be read here ({reason}); name a folder "
+            "that holds it (agentfly plan --shape-from DIRECTORY)"
+        ) from error
+
+
+def _tiny_config() -> Any:
+    from agentfly_lib.models.demonstrations import vocabulary_corpus
+    from agentfly_lib.models.tiny import network_config
+    from agentfly_lib.models.tokenizer import build_tokenizer
+
+    return network_config(build_tokenizer(vocabulary_corpus()))

@@ -1,0 +1,37 @@
+"""The published shape of Qwen2.5-3B, and recipes with small changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentfly_lib.configs import load_config
+
+QWEN_3B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def qwen_3b(tmp_path):
+    """A folder with nothing but its `config.json`."""
+    folder = tmp_path / "qwen"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN_3B))
+    return folder
+
+
+@pytest.fixture
+def recipe():
+    """`recipe(name, "key=value", ...)`."""
+    return lambda name, *changes: load_config(Path(f"recipes/{name}.toml"), changes)

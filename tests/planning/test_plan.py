@@ -1,0 +1,159 @@
+"""A plan says who runs where and what does not fit, from `config.json` alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentfly_lib.configs import PretrainedModelConfig
+from agentfly_lib.planning import Machine, plan_run
+from agentfly_lib.planning.machine import _gpu_memories
+from agentfly_lib.planning.memory import engine_memory, rank_memory
+from agentfly_lib.planning.shape import ModelShape
+
+pytestmark = pytest.mark.stack
+
+GIB = 2**30
+LAPTOP = Machine(cpus=2, memory_bytes=24 * GIB)
+
+
+def node(gpus: int = 8, gib: int = 80) -> Machine:
+    return Machine(cpus=64, memory_bytes=512 * GIB, gpus=gpus, gpu_memory_bytes=gib * GIB)
+
+
+def plan(config, machine, folder):
+    return plan_run(config, machine, model=PretrainedModelConfig(name_or_path=str(folder)))
+
+
+def test_the_size_of_a_published_model(qwen_3b):
+    shape = ModelShape.of(PretrainedModelConfig(name_or_path=str(qwen_3b)))
+    assert shape.parameters == 3_085_938_688  # as its model card says: 3.09 billion
+    assert (shape.layers, shape.hidden, shape.key_value, shape.vocabulary) == (36, 2048, 256, 151936)
+
+
+def test_the_recipe_for_eight_gpus_has_a_place_for_everything(recipe, qwen_3b):
+    config = recipe("gsm8k-8gpu")
+    found = plan(config, node(), qwen_3b)
+    assert found.fits, found.findings
+    assert [(part.name, part.gpus, part.share) for part in found.placed] == [
+        ("engine 0", (0, 1, 2, 3), 1.0),
+        *((f"rank {rank}", (4 + rank,), 1.0) for rank in range(4)),
+    ]
+    step = found.step
+    assert (step.trajectories, step.per_minibatch, step.per_rank, step.sampled_tokens) == (512, 256, 64, 1_048_576)
+    # 4096 - row of 3072 tokens, five of which fill 16384; 64 trajectories are 13 of these, twice
+    assert step.microbatches_per_rank == 26
+
+
+def test_memory_by_hand(recipe, qwen_3b):
+    config, parameters = recipe("gsm8k-8gpu"), 3_085_938_688
+    shape = ModelShape.of(PretrainedModelConfig(name_or_path=str(qwen_3b)))
+    rank = rank_memory(config, shape, on_gpu=True)  # bfloat16, stage 2, four ranks, checkpointing
+    assert rank.weights == 2 * parameters
+    assert rank.gradients == 2 * parameters // 4
+    assert rank.optimizer == 12 * parameters // 4
+    assert rank.activations == 16384 * (36 + 2) * 2048 * 2 + 16384 * (7 * 2048 + 3 * 256 + 5 * 11008) * 2
+    engine = engine_memory(config, shape, gpu_memory_bytes=80 * GIB)
+    assert engine.weights == 2 * parameters // 4
+    assert engine.cache == int(80 * GIB * 0.85) - engine.weights - GIB
+    assert engine.cache_tokens == engine.cache * 4 // (2 * 36 * 256 * 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "machine", "said"),
+    [
+        (["learner.gradient_checkpointing=false", "learner.zero_stage=0"], node(gib=24), "rank 0 would take"),
+        ([], node(gpus=4), "need 8 GPUs"),
+        (["inference.device=cuda", "learner.device=cpu"], node(gpus=2), "inference.tensor_parallel=4 need 4 GPUs"),
+        (["inference.gpu_memory_fraction=0.03"], node(), "the engine's cache holds 0 tokens"),
+    ],
+)
+def test_what_does_not_fit_is_said(recipe, qwen_3b, changes, machine, said):
+    found = plan(recipe("gsm8k-8gpu", *changes), machine, qwen_3b)
+    assert not found.fits
+    assert any(said in finding.text for finding in found.findings if finding.level == "fail"), found.findings
+
+
+def test_an_engine_and_a_rank_may_share_one_gpu(recipe, qwen_3b):
+    changes = ("inference.tensor_parallel=1", "inference.gpu_memory_fraction=0.4", "learner.ranks=1")
+    found = plan(recipe("gsm8k-8gpu", *changes), node(gpus=1), qwen_3b)
+    assert [(part.name, part.gpus, part.share) for part in found.placed] == [
+        ("engine 0", (0,), 0.4),
+        ("rank 0", (0,), 0.6),
+    ]
+
+
+def test_idle_gpus_and_crowded_processors_are_mentioned(recipe, qwen_3b):
+    changes = ("inference.tensor_parallel=1", "learner.ranks=1")
+    idle = plan(recipe("gsm8k-8gpu", *changes), node(), qwen_3b)
+    assert "6 of 8 GPUs have nothing to do" in [finding.text for finding in idle.findings]
+    crowded = plan_run(recipe("demo", "learner.threads=4"), LAPTOP)
+    assert crowded.fits
+    assert [finding.text for finding in crowded.findings] == ["5 threads of engines and ranks share 2 processors"]
+
+
+def test_the_demo_fits_a_laptop(recipe):
+    found = plan_run(recipe("demo"), LAPTOP)
+    assert (found.fits, found.findings) == (True, ())
+    assert found.shape is not None
+    assert found.shape.parameters == 525_952
+    assert {part.device for part in found.placed} == {"cpu"}
+
+
+def test_a_model_that_is_not_here_leaves_memory_open(recipe, monkeypatch):
+    found = plan_run(recipe("gsm8k-8gpu"), node())
+    assert found.fits
+    assert found.rank is None
+    assert "memory is not estimated" in found.findings[0].text
+    assert "--shape-from" in found.findings[0].text
+
+
+def test_gpus_as_the_driver_lists_them(tmp_path, monkeypatch):
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text("#!/bin/sh\nprintf '81559\\n81559\\n'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert _gpu_memories() == [81559 * 2**20] * 2
+    machine = Machine.here()
+    assert (machine.gpus, machine.gpu_memory_bytes) == (2, 81559 * 2**20)
+
+
+class TestActivations:
+    """What autograd keeps of a forward pass, counted, against the estimate."""
+
+    @pytest.mark.parametrize("checkpointing", [False, True])
+    def test_the_estimate_is_near_what_is_kept(self, recipe, checkpointing):
+        import torch
+        from transformers import Qwen2Config, Qwen2ForCausalLM
+
+        shape = {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 4, "vocab_size": 512}
+        config = Qwen2Config(**shape, num_attention_heads=4, num_key_value_heads=2, attn_implementation="sdpa")
+        model = Qwen2ForCausalLM(config)
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+            model.train()
+        tokens = 256
+        kept: dict[int, int] = {}
+        weights = {parameter.data_ptr() for parameter in model.parameters()}
+
+        def keep(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            states = model.get_decoder()(input_ids=torch.arange(tokens)[None] % 512, use_cache=False).last_hidden_state
+        assert states.requires_grad
+        changes = [
+            f"learner.microbatch_tokens={tokens}",
+            f"learner.gradient_checkpointing={str(checkpointing).lower()}",
+        ]
+        memory = rank_memory(
+            recipe("ci", "rollout.context_length=256", "rollout.max_prompt_tokens=128", *changes),
+            ModelShape.from_config(config),
+            on_gpu=False,
+        )
+        estimate = memory.activations
+        if checkpointing:  # one layer is computed again in the backward pass, which has not begun
+            estimate -= tokens * (7 * 64 + 3 * 32 + 5 * 172) * 4
+        assert 0.7 * estimate < sum(kept.values()) < 1.3 * estimate
