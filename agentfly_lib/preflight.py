@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from agentfly_lib.agents.agent import as_tools
+from agentfly_lib.agents.agent import tools_of
 from agentfly_lib.agents.kinds import agent_class
 from agentfly_lib.configs import (
+    EnvironmentDataConfig,
     FilesDataConfig,
     Gsm8kDataConfig,
     PretrainedModelConfig,
@@ -15,6 +16,7 @@ from agentfly_lib.configs import (
     differing_keys,
     load_config,
 )
+from agentfly_lib.envs.spec import environment_spec
 from agentfly_lib.errors import ConfigError, DataError
 from agentfly_lib.models.resolve import check_directory
 from agentfly_lib.rewards.registry import build_reward
@@ -29,8 +31,10 @@ def check_run(config: RunConfig) -> None:
     engine starts.
     """
     agent_class(config.agent)
-    as_tools(config.agent.tools, config.agent.tool_settings)
+    tools_of(config.agent)
     build_reward(config.agent.reward)
+    if isinstance(config.data, EnvironmentDataConfig):
+        environment_spec(config.data.name, config.data.settings, where="data.settings").check()
     if isinstance(config.data, FilesDataConfig | Gsm8kDataConfig):
         for key in ("train", "eval"):
             file = getattr(config.data, key)

@@ -29,8 +29,12 @@ logger = logging.getLogger(__name__)
 async def prepare(config: DataConfig, root: Path) -> DatasetRef:
     """Reads, validates and splits the dataset; instant when it was done before."""
     display = LiveDisplay.current()
-    with display.stage("prepare data"):
-        dataset = await asyncio.to_thread(prepare_dataset, config, root / "datasets")
+    with display.stage("prepare data") as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.update(completed=done, total=total)
+
+        dataset = await asyncio.to_thread(prepare_dataset, config, root / "datasets", progress)
     logger.info("%d training and %d held-out problems in %s", dataset.train_rows, dataset.eval_rows, dataset.path)
     if dataset.duplicates:
         display.note(f"{dataset.duplicates} held-out problems also stood in the training rows; removed there")

@@ -31,15 +31,17 @@ from agentfly_lib.agents.running import AgentRun
 from agentfly_lib.agents.streaming import AgentEvent, stream_events
 from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, ToolCall
 from agentfly_lib.configs.agent import AgentSettings, CompactionConfig, NoCompactionConfig
+from agentfly_lib.envs.spec import EnvironmentSpec, environment_spec
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.inference import Generate
 from agentfly_lib.rewards.registry import build_reward, get_reward
 from agentfly_lib.rewards.reward import Reward, reward
 from agentfly_lib.rollout.agent import tool_messages
 from agentfly_lib.tools import Tool, ToolResult, get_tool
+from agentfly_lib.tools.environment import environment_tools
 from agentfly_lib.types import Message, Problem, Trajectory
 
-__all__ = ["Agent", "as_reward", "as_tools", "unscored"]
+__all__ = ["Agent", "as_reward", "as_tools", "environment_of", "tools_of", "unscored"]
 
 
 @reward(inline=True)
@@ -136,10 +138,11 @@ class Agent(ABC):
     @classmethod
     def from_config(cls, config: AgentSettings, model_name_or_path: str | Path, **options: Any) -> Self:
         """The agent of a recipe's `[agent]` table; `options` are arguments of the class that the table has not."""
+        environment = environment_of(config)
         settings: dict[str, Any] = {
             "template": config.template,
             "thinking": config.thinking,
-            "system_prompt": config.system_prompt,
+            "system_prompt": config.system_prompt or (environment.kind.prompt if environment else None),
             "max_turns": config.max_turns,
             "tool_timeout_seconds": config.tool_timeout_seconds,
             "max_tool_chars": config.max_tool_chars,
@@ -147,7 +150,7 @@ class Agent(ABC):
             "reward_timeout_seconds": config.reward.timeout_seconds,
         }
         if "tools" not in options:
-            settings["tools"] = tuple(as_tools(config.tools, config.tool_settings).values())
+            settings["tools"] = tuple(tools_of(config).values())
         if "reward_fn" not in options:
             settings["reward_fn"] = build_reward(config.reward)
         return cls(model_name_or_path, **(settings | options))
@@ -320,6 +323,28 @@ def as_tools(
         hint = f"did you mean {near[0]!r}?" if near else f"the agent's tools: {', '.join(found) or 'none'}"
         raise ConfigError(f"agent.tool_settings.{name}: the agent has no tool of that name; {hint}")
     return found
+
+
+def environment_of(config: AgentSettings) -> EnvironmentSpec | None:
+    """The environment that a recipe's agent acts in, if it does. Raises `ConfigError` for its name or its settings."""
+    found = config.environment
+    if found is None:
+        return None
+    return environment_spec(
+        found.name,
+        found.settings,
+        place=found.place,
+        warm=found.warm,
+        cap=found.cap,
+        where="agent.environment.settings",
+    )
+
+
+def tools_of(config: AgentSettings) -> dict[str, Tool]:
+    """The tools of a recipe's agent: the actions of its environment, and those that it names. Raises as `as_tools`."""
+    environment = environment_of(config)
+    actions = environment_tools(environment) if environment else []
+    return as_tools([*actions, *config.tools], config.tool_settings)
 
 
 def as_reward(reward: Reward | str) -> Reward:

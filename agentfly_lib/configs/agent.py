@@ -16,6 +16,7 @@ __all__ = [
     "CodeAgentConfig",
     "CompactionConfig",
     "CustomAgentConfig",
+    "EnvironmentConfig",
     "GUIAgentConfig",
     "HFAgentConfig",
     "ImageAgentConfig",
@@ -52,7 +53,7 @@ class RewardConfig(Config):
 
     name: str = "math_equal"
     """A reward we ship, or `package.module:name` of a function decorated with `@reward`; with `parts`, what their sum
-    is called."""
+    is called. For an agent in an environment it is `environment` unless a recipe says otherwise."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """What the reward is made with, for those that are made with something."""
     parts: tuple[RewardPartConfig, ...] = ()
@@ -84,6 +85,28 @@ class RewardConfig(Config):
             return self.name
         decisive = self.model_dump_json(include={"settings", "parts"})
         return f"{self.name}-{hashlib.sha256(decisive.encode()).hexdigest()[:8]}"
+
+
+class EnvironmentConfig(Config):
+    """Where the agent acts: its actions become the agent's tools, and its prompt and its reward stand where the recipe
+    gives none."""
+
+    name: str
+    """An environment we ship, one that a package has installed, or `package.module:KIND`."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Which keys there are, the environment knows."""
+    place: Literal["process", "thread"] | None = None
+    """Where it runs; unset: where the environment says."""
+    warm: Annotated[int, Field(ge=0)] = 2
+    """So many are kept ready between trajectories."""
+    cap: PositiveInt = 32
+    """Most that exist at the same time; a trajectory that needs another waits for its turn."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> EnvironmentConfig:
+        if self.warm > self.cap:
+            raise ValueError(f"warm={self.warm} is more than cap={self.cap}, the most that may exist")
+        return self
 
 
 class NoCompactionConfig(Config):
@@ -134,8 +157,10 @@ class AgentSettings(Config):
     thinking: bool | None = None
     """Whether the model reasons before it answers, where its template can switch that; unset leaves it as it is."""
     system_prompt: str | None = None
+    environment: EnvironmentConfig | None = None
+    """Where the agent acts, if it does so in an environment."""
     tools: tuple[str, ...] = ("calculator",)
-    """Tools we ship, or `package.module:name`."""
+    """Tools we ship, or `package.module:name`; in an environment there are none beside its actions unless named."""
     tool_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """By a tool's name: what that tool is made with. Which keys there are, the tool knows."""
     reward: RewardConfig = RewardConfig()
@@ -147,6 +172,13 @@ class AgentSettings(Config):
     """Longer tool results are cut with a mark, where the tool sets no limit of its own."""
     compaction: CompactionConfig = NoCompactionConfig()
     """What happens when the context is nearly full."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_environment_has_it(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("environment") is not None:
+            return {"tools": (), "reward": {"name": "environment"}} | dict(values)
+        return values
 
 
 class HFAgentConfig(AgentSettings):

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from agentfly_lib.configs.base import Config
 
-__all__ = ["ArithmeticDataConfig", "DataConfig", "FilesDataConfig", "Gsm8kDataConfig", "HubDataConfig"]
+__all__ = [
+    "ArithmeticDataConfig",
+    "DataConfig",
+    "EnvironmentDataConfig",
+    "FilesDataConfig",
+    "Gsm8kDataConfig",
+    "HubDataConfig",
+]
 
 
 class _SeededConfig(Config):
@@ -81,6 +88,23 @@ class ArithmeticDataConfig(_SeededConfig):
         return self
 
 
+class EnvironmentDataConfig(_SeededConfig):
+    """The problems that an environment brings, with what the agent sees of each at first in its prompt."""
+
+    type: Literal["environment"] = "environment"
+    name: str
+    """The environment, as in `agent.environment`."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Its settings, as in `agent.environment`."""
+    train_problems: PositiveInt = 1024
+    """Use at most this many training problems, the first ones that the environment brings."""
+    eval_problems: PositiveInt = 64
+    """Use at most this many held-out problems, the first ones that the environment brings."""
+    instances: PositiveInt = 2
+    """Environments at the same time while the dataset is prepared."""
+
+
 DataConfig = Annotated[
-    FilesDataConfig | HubDataConfig | Gsm8kDataConfig | ArithmeticDataConfig, Field(discriminator="type")
+    FilesDataConfig | HubDataConfig | Gsm8kDataConfig | ArithmeticDataConfig | EnvironmentDataConfig,
+    Field(discriminator="type"),
 ]

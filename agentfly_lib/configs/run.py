@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -162,6 +163,19 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     ray: RayConfig = RayConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _data_of_the_environment(cls, values: Any) -> Any:
+        """`data.type = "environment"` alone means the environment that the agent acts in."""
+        if not isinstance(values, Mapping) or not isinstance(values.get("data"), Mapping):
+            return values
+        data, agent = values["data"], values.get("agent")
+        acts_in = agent.get("environment") if isinstance(agent, Mapping) else None
+        if data.get("type") != "environment" or "name" in data or not isinstance(acts_in, Mapping):
+            return values
+        found = {key: acts_in[key] for key in ("name", "settings") if key in acts_in}
+        return {**values, "data": {**found, **data}}
 
     @field_validator("rollout")
     @classmethod

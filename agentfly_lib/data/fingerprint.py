@@ -18,8 +18,9 @@ __all__ = ["content_sha256", "dataset_fingerprint"]
 _PREPARATION = 1
 """Raise when prepared files change for the same input."""
 _LENGTH = 32
-_IRRELEVANT = frozenset({"train", "eval", "max_row_errors"})
-"""Keys that change neither rows nor split: paths (their content counts instead) and the length of error messages."""
+_IRRELEVANT = frozenset({"train", "eval", "max_row_errors", "instances"})
+"""Keys that change neither rows nor split: paths (their content counts instead), the length of error messages, and how
+much is done at once."""
 
 
 def content_sha256(path: Path) -> str:

@@ -13,11 +13,13 @@ from typing import assert_never
 from agentfly_lib.configs.data import (
     ArithmeticDataConfig,
     DataConfig,
+    EnvironmentDataConfig,
     FilesDataConfig,
     Gsm8kDataConfig,
     HubDataConfig,
 )
 from agentfly_lib.data.arithmetic import WordProblem, train_and_held_out
+from agentfly_lib.data.environment import Progress, environment_contents, environment_problems
 from agentfly_lib.data.fingerprint import content_sha256
 from agentfly_lib.data.gsm8k import read_gsm8k
 from agentfly_lib.data.hub import load_split
@@ -25,6 +27,7 @@ from agentfly_lib.data.problems import content_id
 from agentfly_lib.data.sources import read_rows
 from agentfly_lib.data.split import hold_out
 from agentfly_lib.data.validate import RowFormat, SourcedProblem, build_problems
+from agentfly_lib.envs.spec import environment_spec
 from agentfly_lib.errors import DataError
 from agentfly_lib.types import Message, Problem
 
@@ -41,10 +44,15 @@ class DataInput:
     """What identifies each source, its hash above all; empty where the config alone decides."""
     read: Callable[[], tuple[_Problems, _Problems]]
     """Training and held-out problems, checked, before duplicates are removed. Raises `DataError`."""
+    by_row: bool = False
+    """What makes two rows the same problem is the whole row, whatever their conversations say."""
 
 
-def open_input(config: DataConfig) -> DataInput:
-    """Finds and hashes the sources of a config. Raises `DataError` naming the one that cannot be read."""
+def open_input(config: DataConfig, progress: Progress | None = None) -> DataInput:
+    """Finds and hashes the sources of a config. `progress` is told of problems that take their time.
+
+    Raises `DataError` naming the source that cannot be read.
+    """
     match config:
         case FilesDataConfig():
             return _files(config)
@@ -54,6 +62,8 @@ def open_input(config: DataConfig) -> DataInput:
             return _gsm8k(config)
         case ArithmeticDataConfig():
             return DataInput(contents={}, read=lambda: _arithmetic(config))
+        case EnvironmentDataConfig():
+            return _environment(config, progress)
         case _:
             assert_never(config)
 
@@ -97,6 +107,21 @@ def _hub(config: HubDataConfig) -> DataInput:
 
     contents = {role: split.sha256() for role, split in zip(("train", "eval"), splits, strict=False)}
     return DataInput(contents=contents, read=read)
+
+
+def _environment(config: EnvironmentDataConfig, progress: Progress | None) -> DataInput:
+    spec = environment_spec(config.name, config.settings, where="data.settings")
+
+    def read() -> tuple[_Problems, _Problems]:
+        train = environment_problems(
+            spec, "train", config.train_problems, instances=config.instances, progress=progress
+        )
+        return train, environment_problems(
+            spec, "eval", config.eval_problems, instances=config.instances, progress=progress
+        )
+
+    # The columns say which episode it is; games that look alike at first may still be different ones.
+    return DataInput(contents=environment_contents(spec), read=read, by_row=True)
 
 
 def _arithmetic(config: ArithmeticDataConfig) -> tuple[_Problems, _Problems]:

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentfly_lib.configs.data import DataConfig
+from agentfly_lib.data.environment import Progress
 from agentfly_lib.data.fingerprint import dataset_fingerprint
 from agentfly_lib.data.inputs import DataInput, open_input
 from agentfly_lib.data.problems import ProblemFile, read_problems, write_problems
@@ -75,12 +76,14 @@ class DatasetReport(BaseModel):
     repeated_rows: tuple[str, ...]
 
 
-def prepare_dataset(config: DataConfig, cache: Path) -> DatasetRef:
+def prepare_dataset(config: DataConfig, cache: Path, progress: Progress | None = None) -> DatasetRef:
     """Reads, checks, splits and stores a dataset under `cache`, or finds it there.
+
+    progress: told of the problems done and of all, where each of them takes its time.
 
     Raises `DataError` naming file and row of whatever cannot be used, and `ShardError` if the cache cannot be written.
     """
-    source = open_input(config)
+    source = open_input(config, progress)
     fingerprint = dataset_fingerprint(config, source.contents)
     folder = cache / fingerprint
     report = _find(folder)
@@ -135,7 +138,7 @@ def _find(folder: Path) -> DatasetReport | None:
 
 def _prepare(config: DataConfig, source: DataInput, fingerprint: str, folder: Path) -> DatasetReport:
     train, held_out = source.read()
-    split = separate(train, held_out)
+    split = separate(train, held_out, by_row=source.by_row)
     if not split.train:
         raise DataError(
             f"all {len(train)} training rows stand among the held-out rows too, nothing is left to train on; "

@@ -67,10 +67,14 @@ def take(rows: Sequence[_T], count: int | None, seed: int) -> list[_T]:
     return [rows[index] for index in shuffled_order(len(rows), f"take/{seed}")[:count]]
 
 
-def separate(train: Sequence[SourcedProblem], held_out: Sequence[SourcedProblem]) -> Split:
-    """Removes from the training rows what is held out, and finds training rows that repeat."""
+def separate(train: Sequence[SourcedProblem], held_out: Sequence[SourcedProblem], *, by_row: bool = False) -> Split:
+    """Removes from the training rows what is held out, and finds training rows that repeat.
+
+    by_row: compare whole rows, however distinct the conversations are.
+    """
     everything = [*train, *held_out]
-    by_conversation = len({_conversation(row.problem) for row in everything}) >= _DISTINCT_ENOUGH * len(everything)
+    distinct = len({_conversation(row.problem) for row in everything})
+    by_conversation = not by_row and distinct >= _DISTINCT_ENOUGH * len(everything)
     key: Callable[[Problem], str] = _conversation if by_conversation else _whole_row
     evaluated = {}
     for row in held_out:

@@ -66,6 +66,9 @@ class Environment(Protocol):
 class EnvironmentSettings(Config):
     """Base of the settings of environments: frozen, hashable, no unknown keys."""
 
+    def __hash__(self) -> int:
+        return hash((type(self), self.model_dump_json()))  # whatever the fields hold, lists too
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
@@ -79,7 +82,7 @@ class Action:
     """From the arguments, by name, to the text that `step` takes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class EnvironmentKind:
     """An environment, with all that an agent and a dataset need of it. A module holds one as a constant."""
 
@@ -105,3 +108,7 @@ class EnvironmentKind:
     """Limit for `make`."""
     step_seconds: float = 30.0
     """Limit for `reset`, and for `step`."""
+    memory_mib: int | None = None
+    """Address space of its process; None for what maps much more than it uses, as a JVM or a browser does."""
+    packages: tuple[str, ...] = ()
+    """Distributions whose versions decide what its episodes are: a dataset is prepared anew when one changes."""

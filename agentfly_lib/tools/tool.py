@@ -54,7 +54,7 @@ class Tool:
     """What it was made with; see `with_settings`."""
     make: Callable[[Any], Tool] | None = None
     """Makes the same tool with other settings, of the type of `settings`."""
-    signature: GivenArguments | None = None
+    signature: Arguments | GivenArguments | None = None
     """What it takes, if that is not to be read from the function (a tool of another system, which brings a schema)."""
 
     def __post_init__(self) -> None:

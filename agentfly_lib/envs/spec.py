@@ -1,0 +1,83 @@
+"""An environment as a resource: which one, with which settings, where it runs, and how many of it there may be."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentfly_lib.envs.environment import EnvironmentKind, EnvironmentSettings
+from agentfly_lib.envs.instances import EnvironmentInstance, ProcessInstance, ThreadInstance
+from agentfly_lib.envs.registry import get_environment, read_settings, reference_of
+from agentfly_lib.resources.spec import PoolLimits
+
+__all__ = ["EnvironmentSpec", "environment_spec"]
+
+Place = Literal["process", "thread"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSpec:
+    """Equal specs are served by the same pool of instances; one instance serves one trajectory at a time."""
+
+    kind: EnvironmentKind
+    settings: EnvironmentSettings
+    place: Place
+    pool: PoolLimits = field(default_factory=PoolLimits)
+
+    def check(self) -> None:
+        """Raises `UserError` if the environment cannot run here: a package or its data are missing."""
+        if self.kind.check is not None:
+            self.kind.check(self.settings)
+        if self.place == "process":
+            reference_of(self.kind)
+
+    async def create(self) -> EnvironmentInstance:
+        """A new one, made and ready for its first episode. Raises `InfrastructureError` if it cannot start."""
+        if self.place == "thread":
+            return await ThreadInstance.start(self.kind, self.settings)
+        return await ProcessInstance.start(self.kind, self.settings)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[EnvironmentInstance]:
+        """One for the length of the block, outside of any pool."""
+        instance = await self.create()
+        try:
+            yield instance
+        finally:
+            await instance.close()
+
+
+def environment_spec(
+    kind: EnvironmentKind | str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    place: Place | None = None,
+    warm: int = 0,
+    cap: int | None = None,
+    where: str = "settings",
+) -> EnvironmentSpec:
+    """The spec of an environment, by its kind or its name.
+
+    place: where it runs, in place of what the kind says. warm, cap: see `PoolLimits`.
+    where: what errors call the table of the settings.
+
+    Raises `ConfigError` for an unknown name or for settings that do not fit.
+    """
+    found = get_environment(kind) if isinstance(kind, str) else kind
+    return EnvironmentSpec(
+        kind=found,
+        settings=read_settings(found, settings or {}, where=where),
+        place=place or found.place,
+        pool=PoolLimits(
+            warm=warm,
+            cap=cap,
+            start_seconds=found.start_seconds + SLACK_SECONDS,
+            step_seconds=found.step_seconds + SLACK_SECONDS,
+        ),
+    )
+
+
+SLACK_SECONDS = 30.0
+"""A pool waits so much longer than the instance's own limits, which say better what happened."""
