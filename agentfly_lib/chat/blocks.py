@@ -7,10 +7,14 @@ more text could still change it (`settled`); only that makes streaming possible 
 Reasoning between `<think>` and `</think>` at the start of a reply is not searched: a call that a model thinks about is
 no call. Its opening tag may stand in the prompt. Reasoning that never ends hides nothing, and neither does a closing
 tag inside a call.
+
+A reply is hostile: the time to read one grows with its length alone, whatever is in it. Of its calls, `MAX_CALLS` are
+read; what comes after them is one refused call more.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +28,8 @@ from agentfly_lib.chat.json_call import Refused
 __all__ = [
     "CUT",
     "LINE_START",
+    "MAX_CALLS",
+    "MAX_PARAMETERS",
     "REASONING_END",
     "REASONING_START",
     "Attempt",
@@ -38,8 +44,14 @@ __all__ = [
 REASONING_START = "<think>"
 REASONING_END = "</think>"
 CUT = "The reply was cut by the length limit, so this tool call was not executed."
+MAX_CALLS = 128
+"""Calls of a reply that are read."""
+MAX_PARAMETERS = 256
+"""Of a call, in formats that write them one by one."""
 LINE_START = r"(?:(?m:^)|(?<=</think>))[ \t]*"
 """Pattern of where a call may begin that nothing but its own brackets opens."""
+_SPACE = re.compile(r"\s*")
+_TOO_MANY = f"A reply may hold {MAX_CALLS} tool calls, so those that came after them were not executed."
 
 
 class CallParser(Protocol):
@@ -119,14 +131,22 @@ class BlockParser(ABC):
         return after_reasoning(text, self.opening) if self.has_think_tags else 0
 
     def _blocks(self, text: str, position: int) -> Iterator[tuple[int, Block]]:
+        read = 0
         while (found := self.opening.search(text, position)) is not None:
+            if read > MAX_CALLS:
+                yield found.start(), Block(end=len(text))
+                return
             block = self.block(text, found.start(), found.end())
+            read += len(block.attempts)
             yield found.start(), block
             position = block.end
 
     def _calls(self, attempts: Sequence[Attempt], truncated: bool) -> tuple[ToolCall | MalformedCall, ...]:
         calls, taken = list[ToolCall | MalformedCall](), set[str]()
         for index, each in enumerate(attempts):
+            if index == MAX_CALLS:
+                calls.append(MalformedCall(id=self.call_id(index), raw=each.raw, message=_TOO_MANY))
+                break
             call_id = each.id if each.id and each.id not in taken else self.call_id(index)
             taken.add(call_id)
             fault = CUT if truncated else each.fault
@@ -160,4 +180,5 @@ def attempt(raw: str, read: Callable[[], tuple[str, Mapping[str, Any]]], *, id: 
 
 def skip_space(text: str, position: int) -> int:
     """Index of the next character that is no white space."""
-    return position + len(text[position:]) - len(text[position:].lstrip())
+    space = _SPACE.match(text, position)
+    return position if space is None else space.end()

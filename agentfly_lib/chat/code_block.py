@@ -20,7 +20,7 @@ from agentfly_lib.chat.calls import MalformedCall, ParsedReply, ToolCall
 
 __all__ = ["CodeBlockParser"]
 
-_FENCE = regex.compile(r"(?m)^[ \t]*(?P<ticks>`{3,})[ \t]*(?P<language>[^\s`]*)[^\n`]*$\n?")
+_FENCE = regex.compile(r"(?m)^[ \t]*(?P<ticks>`{3,}+)[ \t]*+(?P<language>[^\s`]*+)[^\n`]*+$\n?")
 _PYTHON = regex.compile(r"(?mi)^[ \t]*`{3,}[ \t]*(?:python3?|py)\b")
 _LANGUAGES = ("python", "python3", "py")
 

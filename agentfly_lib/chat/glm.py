@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import regex
 
-from agentfly_lib.chat.blocks import Attempt, Block, BlockParser, attempt
+from agentfly_lib.chat.blocks import MAX_PARAMETERS, Attempt, Block, BlockParser, attempt
 from agentfly_lib.chat.json_call import Refused, show
 from agentfly_lib.chat.values import ParameterTypes
 
@@ -23,8 +23,8 @@ __all__ = ["GlmParser"]
 
 _CLOSE = "</tool_call>"
 _NAME = regex.compile(r"\s*([^\s<]*)\s*")
-_KEY = regex.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>", regex.DOTALL)
-_VALUE = regex.compile(r"(.*?)</arg_value>(?=\s*(?:<arg_key>|</tool_call>))", regex.DOTALL)
+_KEY = regex.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>")
+_VALUE_END = regex.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))")
 _END = regex.compile(r"\s*</tool_call>")
 _NEXT = regex.compile(r"</?tool_call>")
 _EXPECTED = "<tool_call>NAME<arg_key>X</arg_key><arg_value>value</arg_value></tool_call>"
@@ -52,13 +52,15 @@ class GlmParser(BlockParser):
         arguments, faults = dict[str, Any](), list[str]()
         while (opened := _KEY.match(text, position)) is not None:
             key = opened[1].strip()
-            value = _VALUE.match(text, opened.end())
-            if value is None:
+            value_end = _VALUE_END.search(text, opened.end())
+            if value_end is None:
                 raise Refused(f"The argument {show(key)} of {name} is not closed: </arg_value> is missing.")
             if key in arguments:
                 faults.append(f"The tool call has the argument {show(key)} twice.")
-            arguments[key] = self.types.read(name, key, value[1])
-            position = value.end()
+            arguments[key] = self.types.read(name, key, text[opened.end() : value_end.start()])
+            position = value_end.end()
+            if len(arguments) + len(faults) > MAX_PARAMETERS:
+                raise Refused(f"The call of {name} has more than {MAX_PARAMETERS} arguments.")
         closed = _END.match(text, position)
         if closed is None:
             rest = text[position:].strip()[:20]

@@ -20,7 +20,9 @@ from agentfly_lib.chat.json_call import Refused, json_end, read_arguments, show
 __all__ = ["HarmonyParser"]
 
 _TOKENS = r"<\|(?:start|end|message|channel|constrain|return|call)\|>"
-_HEADER = regex.compile(r"(?:<\|start\|>)?(?:[^<]|<\|channel\|>|<\|constrain\|>)*?<\|message\|>")
+_MESSAGE = "<|message|>"
+_HEADER = regex.compile(r"(?:<\|start\|>)?+(?:[^<]|<\|channel\|>|<\|constrain\|>)*+")
+"""What may stand before `<|message|>`."""
 _CHANNEL = regex.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = regex.compile(r"\bto=([^\s<]+)")
 _END = regex.compile(_TOKENS)
@@ -39,21 +41,23 @@ class HarmonyParser(BlockParser):
         if text.startswith(_CLOSED, start):
             return Block(end=end, settled=True)
         header = _HEADER.match(text, start)
-        if header is None:
-            return _cut_header(text, start, end)
-        recipient = _RECIPIENT.search(header[0])
-        channel = _CHANNEL.search(header[0])
+        head = header.end() if header is not None else start
+        if not text.startswith(_MESSAGE, head):
+            return _cut_header(text, start, max(head, end))
+        begin = head + len(_MESSAGE)
+        recipient = _RECIPIENT.search(text, start, head)
+        channel = _CHANNEL.search(text, start, head)
         if recipient is not None and recipient[1] != "assistant":
-            return _call(text, header.end(), recipient[1])
+            return _call(text, begin, recipient[1])
         if channel is not None and channel[1] == "analysis":
-            closing = _END.search(text, header.end())
+            closing = _END.search(text, begin)
             stop = closing.start() if closing else len(text)
-            return Block(end=stop, reasoning=text[header.end() : stop].strip(), settled=closing is not None)
-        return Block(end=header.end(), settled=True)  # what follows is content
+            return Block(end=stop, reasoning=text[begin:stop].strip(), settled=closing is not None)
+        return Block(end=begin, settled=True)  # what follows is content
 
 
 def _cut_header(text: str, start: int, end: int) -> Block:
-    """A message without a body: a stray token, or a header that was cut."""
+    """A message without a body: a stray token, or a header that was cut, which goes up to `end` at least."""
     following = _END.search(text, end)
     stop = following.start() if following else len(text)
     recipient = _RECIPIENT.search(text, start, stop)

@@ -23,6 +23,7 @@ __all__ = ["HermesParser"]
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
+_NEXT = regex.compile(r"</?tool_call>")
 _SHAPE = JsonCall()
 
 
@@ -45,10 +46,10 @@ def _body(text: str, start: int) -> tuple[int, int, bool, bool]:
         close = skip_space(text, end)
         if text.startswith(_CLOSE, close):
             return end, close + len(_CLOSE), True, True
-    close, reopened = text.find(_CLOSE, end or start), text.find(_OPEN, end or start)
-    if close >= 0 and not 0 <= reopened < close:
-        return close, close + len(_CLOSE), True, False
-    stop = reopened if reopened >= 0 else len(text)
+    following = _NEXT.search(text, end or start)
+    if following is not None and following[0] == _CLOSE:
+        return following.start(), following.end(), True, False
+    stop = following.start() if following is not None else len(text)
     return stop, stop, False, False
 
 

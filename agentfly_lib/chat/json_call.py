@@ -7,6 +7,7 @@ Nothing is repaired or coerced.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,11 @@ from typing import Any
 __all__ = ["JsonCall", "Refused", "json_end", "load_json", "read_arguments", "show"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_SPACE = re.compile(r"\s*")
 _decoder = json.JSONDecoder(strict=True)
+_WINDOW = 1024
+_ESCAPE_LENGTH = 12
+"""Characters of the longest thing that an end of the text may cut in two, a pair of escapes."""
 
 
 class Refused(ValueError):
@@ -72,9 +77,12 @@ def read_arguments(raw: str, name: str) -> dict[str, Any]:
 
 
 def load_json(raw: str, *, expected: str) -> Any:
-    """A JSON value without duplicate keys, `NaN`, or characters that cannot be encoded. Raises `Refused`."""
+    """A JSON value without duplicate keys, numbers that are not finite, or characters that cannot be encoded.
+
+    Raises `Refused`.
+    """
     try:
-        value = json.loads(raw, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        value = json.loads(raw, object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         near = raw[max(0, error.pos - 15) : error.pos + 15]
         raise Refused(
@@ -96,12 +104,25 @@ def load_json(raw: str, *, expected: str) -> Any:
 
 def json_end(text: str, start: int) -> int | None:
     """Where the JSON value that begins at `start` (after white space) ends; None if there is no complete one."""
-    begin = start + len(text[start:]) - len(text[start:].lstrip())
-    try:
-        _, end = _decoder.raw_decode(text, begin)
-    except (ValueError, RecursionError):
-        return None
-    return end
+    space = _SPACE.match(text, start)
+    begin = start if space is None else space.end()
+    size = _WINDOW
+    # A decoder's error counts the lines before it: read in growing pieces, a failure costs what was read and no more.
+    while True:
+        piece = text[begin : begin + size]
+        whole = begin + size >= len(text)
+        try:
+            _, end = _decoder.raw_decode(piece)
+        except json.JSONDecodeError as error:
+            cut = error.pos > len(piece) - _ESCAPE_LENGTH or error.msg.startswith("Unterminated string")
+            if whole or not cut:
+                return None
+        except (ValueError, RecursionError):
+            return None
+        else:
+            if whole or end < len(piece):
+                return begin + end
+        size *= 4
 
 
 def show(value: Any) -> str:
@@ -117,6 +138,13 @@ def _unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             raise Refused(f"The tool call has the key {show(key)} twice.")
         result[key] = value
     return result
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise Refused(f"The tool call holds {text[:40]}, which is too large for a number.")
+    return number
 
 
 def _no_constant(text: str) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import regex
 
-from agentfly_lib.chat.blocks import LINE_START, Attempt, Block, BlockParser, attempt
+from agentfly_lib.chat.blocks import LINE_START, MAX_CALLS, Attempt, Block, BlockParser, attempt
 from agentfly_lib.chat.json_call import Refused, show
 
 __all__ = ["PythonicParser"]
@@ -98,7 +98,7 @@ def _calls(raw: str) -> list[ast.expr]:
         raise Refused(f"The tool call cannot be read. Expected {_EXPECTED}.") from error
     if not isinstance(tree, ast.List) or not tree.elts:
         raise Refused(f"The tool call is not a list of calls. Expected {_EXPECTED}.")
-    return tree.elts
+    return tree.elts[: MAX_CALLS + 1]  # one more than is read, so that the model is told
 
 
 def _call(node: ast.expr, raw: str) -> tuple[str, dict[str, Any]]:

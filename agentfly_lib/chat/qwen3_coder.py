@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import regex
 
-from agentfly_lib.chat.blocks import Attempt, Block, BlockParser, attempt
+from agentfly_lib.chat.blocks import MAX_PARAMETERS, Attempt, Block, BlockParser, attempt
 from agentfly_lib.chat.json_call import Refused, show
 from agentfly_lib.chat.values import ParameterTypes
 
@@ -30,7 +30,7 @@ _FUNCTION = regex.compile(r"\s*<function=([^>\n]*)>")
 _FUNCTION_END = regex.compile(r"\s*</function>")
 _CALL_END = regex.compile(r"\s*</tool_call>")
 _PARAMETER = regex.compile(r"\s*<parameter=([^>\n]*)>")
-_VALUE = regex.compile(r"(.*?)</parameter>(?=\s*(?:<parameter=|</function>))", regex.DOTALL)
+_VALUE_END = regex.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
 _NEXT = {True: regex.compile(r"</?tool_call>"), False: regex.compile(r"<tool_call>|<function=")}
 """What ends a call that cannot be read, by whether it stands in the outer tag."""
 _EXPECTED = "<function=NAME><parameter=X>value</parameter></function>"
@@ -73,13 +73,16 @@ class Qwen3CoderParser(BlockParser):
         arguments, faults = dict[str, Any](), list[str]()
         while (parameter := _PARAMETER.match(text, position)) is not None:
             key = parameter[1].strip()
-            value = _VALUE.match(text, parameter.end())
-            if value is None:
+            value_end = _VALUE_END.search(text, parameter.end())
+            if value_end is None:
                 raise Refused(f"The parameter {key} of {name} is not closed: </parameter> is missing.")
             if key in arguments:
                 faults.append(f"The tool call has the parameter {show(key)} twice.")
-            arguments[key] = self.types.read(name, key, _without_line_breaks(value[1]))
-            position = value.end()
+            value = _without_line_breaks(text[parameter.end() : value_end.start()])
+            arguments[key] = self.types.read(name, key, value)
+            position = value_end.end()
+            if len(arguments) + len(faults) > MAX_PARAMETERS:
+                raise Refused(f"The call of {name} has more than {MAX_PARAMETERS} parameters.")
         closed = _FUNCTION_END.match(text, position)
         if closed is None:
             rest = text[position:].strip()[:20]

@@ -11,12 +11,13 @@ is a reply that has neither an action nor an answer. The input is a JSON object,
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import regex
 
-from agentfly_lib.chat.blocks import CUT, after_reasoning
+from agentfly_lib.chat.blocks import CUT, MAX_CALLS, after_reasoning
 from agentfly_lib.chat.calls import MalformedCall, ParsedReply, ToolCall
 from agentfly_lib.chat.json_call import Refused, json_end, read_arguments, show
 
@@ -69,15 +70,15 @@ def _parts(text: str, position: int) -> Iterator[_Part]:
 
 def _calls(parts: list[_Part], truncated: bool) -> Iterator[ToolCall | MalformedCall]:
     name, index, invented = "", 0, False
-    rest = list(parts)
-    while rest:
-        part = rest.pop(0)
+    rest = deque(parts)
+    while rest and index < MAX_CALLS:
+        part = rest.popleft()
         if part.label == "observation":
             invented = invented or index > 0
             continue
         raw, arguments = part.body.strip(), ""
         if part.label == "action" and rest and rest[0].label == "action input":
-            arguments = rest.pop(0).body.strip()
+            arguments = rest.popleft().body.strip()
             raw = f"{raw}\n{arguments}"
         fault = CUT if truncated else _late(part, index, name, invented)
         if fault is None:
