@@ -11,7 +11,7 @@ import asyncio
 import difflib
 import os
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +21,9 @@ from agentfly_lib.chat import ChatFormat
 from agentfly_lib.configs.base import Config
 from agentfly_lib.configs.inference import InferenceConfig, OpenAIConfig, TransformersConfig
 from agentfly_lib.errors import ConfigError, ModelError
-from agentfly_lib.inference import Generate, Generation, GenerationRequest, ScriptedGenerate
+from agentfly_lib.inference import Delta, Generate, Generation, GenerationRequest, ScriptedGenerate
 from agentfly_lib.inference.openai import OpenAIEngine
+from agentfly_lib.inference.relay import relayed
 from agentfly_lib.inference.transformers import TransformersEngine
 
 __all__ = ["HostedVllm", "open_backend"]
@@ -82,7 +83,7 @@ def _settings(config: type[Settings], options: Mapping[str, Any]) -> Settings:
 
 
 class HostedVllm:
-    """vLLM in this process, on its own thread and event loop; a `Generate` for any event loop."""
+    """vLLM in this process, on its own thread and event loop; a `GenerateStream` for any event loop."""
 
     def __init__(self, inference: InferenceConfig, *, model: str | Path, context_length: int) -> None:
         self._inference = inference
@@ -94,7 +95,11 @@ class HostedVllm:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Generate.generate`; the first request starts the engine (`EngineError` if it cannot)."""
-        return await self._there(self._generate(request))
+        return await self._there(self._generate(request, None))
+
+    async def generate_stream(self, request: GenerationRequest, on_delta: Callable[[Delta], None]) -> Generation:
+        """See `GenerateStream.generate_stream`."""
+        return await relayed(lambda tell: self._there(self._generate(request, tell)), on_delta)
 
     async def close(self) -> None:
         """Ends the engine; a later request starts a new one."""
@@ -112,11 +117,11 @@ class HostedVllm:
                 threading.Thread(target=self._loop.run_forever, name="agentfly-engine-loop", daemon=True).start()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    async def _generate(self, request: GenerationRequest) -> Generation:
+    async def _generate(self, request: GenerationRequest, tell: Callable[[Delta], None] | None) -> Generation:
         if self._engine is None or (self._engine.done() and self._engine.exception() is not None):
             self._engine = asyncio.ensure_future(self._start())
         engine = await asyncio.shield(self._engine)
-        return await engine.generate(request)
+        return await (engine.generate(request) if tell is None else engine.generate_stream(request, tell))
 
     async def _start(self) -> Any:
         import torch

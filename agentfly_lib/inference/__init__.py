@@ -3,7 +3,7 @@
 `vllm.py` and `actor.py` are imported where they are used; this package alone loads neither vLLM nor Ray.
 """
 
-from agentfly_lib.inference.generate import Generate, GenerateStream, Generation, GenerationRequest
+from agentfly_lib.inference.generate import Delta, Generate, GenerateStream, Generation, GenerationRequest
 from agentfly_lib.inference.scripted import ScriptedGenerate
 
-__all__ = ["Generate", "GenerateStream", "Generation", "GenerationRequest", "ScriptedGenerate"]
+__all__ = ["Delta", "Generate", "GenerateStream", "Generation", "GenerationRequest", "ScriptedGenerate"]

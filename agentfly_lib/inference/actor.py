@@ -11,6 +11,8 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,8 +20,15 @@ from uuid import uuid4
 from agentfly_lib.configs.run import RunConfig
 from agentfly_lib.errors import EngineError, InfrastructureError, ModelError
 from agentfly_lib.inference.canary import Canary, judge_reading
-from agentfly_lib.inference.generate import Generation, GenerationRequest
-from agentfly_lib.inference.server import EngineServer, EngineStatus, PackedRequest, pack_request, unpack_reply
+from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
+from agentfly_lib.inference.server import (
+    EngineServer,
+    EngineStatus,
+    PackedRequest,
+    Reply,
+    pack_request,
+    unpack_reply,
+)
 from agentfly_lib.inference.settings import EngineSettings, resolve_device
 from agentfly_lib.inference.weight_update import WeightUpdate
 from agentfly_lib.refs import EngineRef, ModelRef
@@ -43,8 +52,16 @@ _POLL_SECONDS = 10.0
 """Longest wait of one long poll; a client that waits collects at least this often."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """A request whose answer is awaited."""
+
+    future: asyncio.Future[Generation]
+    on_delta: Callable[[Delta], None] | None
+
+
 class RayGenerate:
-    """A `Generate` that samples from an engine in a Ray actor.
+    """A `GenerateStream` that samples from an engine in a Ray actor.
 
     Use from one event loop at a time. Nothing needs closing: while no request waits, nothing runs.
     """
@@ -55,17 +72,25 @@ class RayGenerate:
         self._actor = _find(self._name, ref.namespace)
         self._client = uuid4().hex
         self._keys = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Generation]] = {}
-        self._outbox: list[tuple[int, PackedRequest]] = []
+        self._waiting: dict[int, _Waiting] = {}
+        self._outbox: list[tuple[int, PackedRequest, bool]] = []
         self._given_up: list[int] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._collecting: asyncio.Task[None] | None = None
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Generate.generate`."""
+        return await self._answer(request, None)
+
+    async def generate_stream(self, request: GenerationRequest, on_delta: Callable[[Delta], None]) -> Generation:
+        """See `GenerateStream.generate_stream`."""
+        return await self._answer(request, on_delta)
+
+    async def _answer(self, request: GenerationRequest, on_delta: Callable[[Delta], None] | None) -> Generation:
         loop, key = asyncio.get_running_loop(), next(self._keys)
-        self._waiting[key] = future = loop.create_future()
-        self._post(loop, request=(key, pack_request(request)))
+        future: asyncio.Future[Generation] = loop.create_future()
+        self._waiting[key] = _Waiting(future, on_delta)
+        self._post(loop, request=(key, pack_request(request), on_delta is not None))
         if self._collecting is None or self._collecting.done():
             self._collecting = loop.create_task(self._collect())
         try:
@@ -78,7 +103,7 @@ class RayGenerate:
         self,
         loop: asyncio.AbstractEventLoop,
         *,
-        request: tuple[int, PackedRequest] | None = None,
+        request: tuple[int, PackedRequest, bool] | None = None,
         given_up: int | None = None,
     ) -> None:
         if not self._outbox and not self._given_up:
@@ -95,12 +120,12 @@ class RayGenerate:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _submit(self, requests: list[tuple[int, PackedRequest]], given_up: list[int]) -> None:
+    async def _submit(self, requests: list[tuple[int, PackedRequest, bool]], given_up: list[int]) -> None:
         try:
             async with asyncio.timeout(_CALL_SECONDS):
                 await self._actor.submit.remote(self._client, requests, given_up)
         except Exception as error:  # noqa: BLE001 - whatever Ray raises, the requests were not taken
-            self._fail([key for key, _ in requests], error)
+            self._fail([key for key, _, _ in requests], error)
 
     async def _collect(self) -> None:
         while self._waiting:
@@ -111,22 +136,37 @@ class RayGenerate:
                 self._fail(list(self._waiting), error)
                 return
             for reply in replies:
-                future = self._waiting.pop(reply[0], None)
-                if future is None or future.done():
-                    continue
-                outcome = unpack_reply(reply)
-                if isinstance(outcome, Exception):
-                    future.set_exception(outcome)
-                else:
-                    future.set_result(outcome)
+                self._take(reply)
+
+    def _take(self, reply: Reply) -> None:
+        waiting = self._waiting.get(reply[0])
+        if waiting is None or waiting.future.done():
+            return
+        match unpack_reply(reply):
+            case list() as token_ids:
+                self._tell(waiting, token_ids)
+            case Exception() as error:
+                del self._waiting[reply[0]]
+                waiting.future.set_exception(error)
+            case generation:
+                del self._waiting[reply[0]]
+                waiting.future.set_result(generation)
+
+    def _tell(self, waiting: _Waiting, token_ids: list[int]) -> None:
+        if waiting.on_delta is None:
+            return
+        try:
+            waiting.on_delta(token_ids)
+        except Exception as error:  # noqa: BLE001 - it is the caller's own, and raised there
+            waiting.future.set_exception(error)
 
     def _fail(self, keys: list[int], error: Exception) -> None:
         for key in keys:
-            future = self._waiting.pop(key, None)
-            if future is not None and not future.done():
+            waiting = self._waiting.pop(key, None)
+            if waiting is not None and not waiting.future.done():
                 failure = _request_failure(self._name, error)
                 failure.__cause__ = error
-                future.set_exception(failure)
+                waiting.future.set_exception(failure)
 
 
 def ensure_engines(config: RunConfig, model: ModelRef, *, namespace: str, policy_version: int = 0) -> EngineRef:

@@ -1,4 +1,4 @@
-"""One HTTP server that answers JSON with JSON, as OpenAI's and its many lookalikes do.
+"""One HTTP server that answers JSON with JSON, or with server-sent events of JSON, as OpenAI's and its lookalikes do.
 
 Calls that fail for a reason that may pass (no connection, overload, a broken answer) are tried again, each time after a
 longer wait, or after what the server asks for; all tries together stay within the caller's time limit. A cancelled call
@@ -9,20 +9,24 @@ the loop's end, so an endpoint may be used from one `asyncio.run` after another.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from agentfly_lib.errors import AgentFlyError, ConfigError
+from agentfly_lib.inference.events import EventReader
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
 __all__ = ["Endpoint", "EndpointError", "EndpointRefused", "EndpointUnavailable"]
+
+Result = TypeVar("Result")
 
 MAX_ANSWER_BYTES = 64 * 2**20
 _TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
@@ -78,21 +82,18 @@ class Endpoint:
         Raises `EndpointUnavailable` or `EndpointRefused`, which name the address and quote the answer.
         """
         data = json.dumps(body).encode()
-        last: EndpointUnavailable | None = None
-        try:
-            async with asyncio.timeout(seconds):
-                for attempt in range(self.retries + 1):
-                    try:
-                        return await self._try(path, data)
-                    except _TryAgain as failure:
-                        last = EndpointUnavailable(f"{failure} (try {attempt + 1} of {self.retries + 1})")
-                        if attempt < self.retries:
-                            await asyncio.sleep(self._wait(attempt, failure.asked_to_wait))
-        except TimeoutError:
-            before = f"; before that: {last}" if last else ""
-            raise EndpointUnavailable(f"{self._url(path)} had no answer within {seconds:g} s{before}") from None
-        assert last is not None
-        raise last
+        return await self._patiently(path, lambda: self._try(path, data), seconds=seconds)
+
+    async def stream(
+        self, path: str, body: Mapping[str, Any], on_event: Callable[[dict[str, Any]], None], *, seconds: float
+    ) -> None:
+        """As `post`, for an answer that comes as server-sent events, each a JSON object.
+
+        A server that answers with one JSON object all the same has given one event. Once there was an event nothing is
+        tried again: `EndpointUnavailable` if the stream breaks off or an event tells of an error.
+        """
+        data = json.dumps(body).encode()
+        await self._patiently(path, lambda: self._try_stream(path, data, on_event), seconds=seconds)
 
     async def close(self) -> None:
         """Close the connections of this event loop; a later call opens new ones."""
@@ -100,7 +101,60 @@ class Endpoint:
         if held is not None:
             await held[1].aclose()
 
+    async def _patiently(self, path: str, attempt: Callable[[], Awaitable[Result]], *, seconds: float) -> Result:
+        last: EndpointUnavailable | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                for number in range(self.retries + 1):
+                    try:
+                        return await attempt()
+                    except _TryAgain as failure:
+                        last = EndpointUnavailable(f"{failure} (try {number + 1} of {self.retries + 1})")
+                        if number < self.retries:
+                            await asyncio.sleep(self._wait(number, failure.asked_to_wait))
+        except TimeoutError:
+            before = f"; before that: {last}" if last else ""
+            raise EndpointUnavailable(f"{self._url(path)} had no answer within {seconds:g} s{before}") from None
+        assert last is not None
+        raise last
+
     async def _try(self, path: str, data: bytes) -> dict[str, Any]:
+        async with self._posted(path, data) as response:
+            return _object(self._url(path), await _text(response))
+
+    async def _try_stream(self, path: str, data: bytes, on_event: Callable[[dict[str, Any]], None]) -> None:
+        import aiohttp
+
+        url, begun = self._url(path), False
+        async with self._posted(path, data) as response:
+            if response.content_type == "application/json":
+                on_event(_object(url, await _text(response)))
+                return
+            reader = EventReader()
+            try:
+                async for chunk in _chunks(response):
+                    for text in reader.feed(chunk):
+                        event = _object(url, text)
+                        if event.get("error"):
+                            raise _TryAgain(f"{url} broke: {_short(json.dumps(event['error']))}")
+                        begun = True
+                        on_event(event)
+                    if reader.done:
+                        return
+            except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+                if not begun:
+                    raise
+                raise EndpointUnavailable(f"{url} broke off its answer: {_named(error)}") from error
+            except _TryAgain as failure:
+                if not begun:
+                    raise
+                raise EndpointUnavailable(f"{failure}, in the middle of its answer") from failure
+        if not begun:
+            raise _TryAgain(f"{url} answered with nothing")
+
+    @contextlib.asynccontextmanager
+    async def _posted(self, path: str, data: bytes) -> AsyncGenerator[ClientResponse]:
+        """The server's answer, if it is one of success."""
         import aiohttp
 
         key = os.environ.get(self.api_key_env)
@@ -109,21 +163,15 @@ class Endpoint:
         url = self._url(path)
         try:
             async with session.post(url, data=data, headers=headers, allow_redirects=False) as response:
-                text = await _text(response)
-                status, asked = response.status, response.headers.get("Retry-After")
+                if response.status == 200:
+                    yield response
+                    return
+                text, asked = await _text(response), response.headers.get("Retry-After")
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise _TryAgain(f"{url} cannot be reached: {_named(error)}") from error
-        if status in _TRANSIENT:
-            raise _TryAgain(f"{url} answered {status}: {_short(text)}", _seconds(asked))
-        if status != 200:
-            raise EndpointRefused(f"{url} answered {status}: {_short(text)}", status=status)
-        try:
-            answer = json.loads(text)
-        except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict):
-            raise _TryAgain(f"{url} answered something other than a JSON object: {_short(text)}")
-        return answer
+        if response.status in _TRANSIENT:
+            raise _TryAgain(f"{url} answered {response.status}: {_short(text)}", _seconds(asked))
+        raise EndpointRefused(f"{url} answered {response.status}: {_short(text)}", status=response.status)
 
     async def _session(self) -> ClientSession:
         """This event loop's, held by an asynchronous generator: the loop closes those when it ends."""
@@ -163,13 +211,30 @@ class _TryAgain(Exception):
 
 async def _text(response: ClientResponse) -> str:
     data = bytearray()
-    async for chunk in response.content.iter_chunked(2**16):
+    async for chunk in _chunks(response):
         data += chunk
-        if len(data) > MAX_ANSWER_BYTES:
+    return data.decode("utf-8", errors="replace")
+
+
+async def _chunks(response: ClientResponse) -> AsyncGenerator[bytes]:
+    size = 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > MAX_ANSWER_BYTES:
             raise EndpointRefused(
                 f"{response.url} answers with more than {MAX_ANSWER_BYTES} bytes", status=response.status
             )
-    return data.decode("utf-8", errors="replace")
+        yield chunk
+
+
+def _object(url: str, text: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise _TryAgain(f"{url} answered something other than a JSON object: {_short(text)}")
+    return answer
 
 
 def _seconds(text: str | None) -> float | None:

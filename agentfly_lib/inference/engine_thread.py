@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 class EngineThread:
     """Builds an engine, then steps it whenever it has unfinished requests.
 
-    `on_outputs` gets the finished outputs of each step, `on_death` the error that ended the thread; both are called on
+    `on_outputs` gets the outputs of each step, `on_death` the error that ended the thread; both are called on
     this thread.
     """
 

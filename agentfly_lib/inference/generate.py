@@ -1,7 +1,8 @@
 """The one thing a rollout asks of a model: token ids in, sampled token ids and their log-probs out.
 
 `Generate` is a small protocol, so that a chain runs alike on a vLLM engine behind Ray (`RayGenerate`), on one in the
-same process (`VllmEngine`), and on a scripted policy in tests (`ScriptedGenerate`).
+same process (`VllmEngine`), and on a scripted policy in tests (`ScriptedGenerate`). All engines here are a
+`GenerateStream` too: they tell of tokens while they sample them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.types import FinishReason, Message
 
-__all__ = ["Generate", "GenerateStream", "Generation", "GenerationRequest"]
+__all__ = ["Delta", "Generate", "GenerateStream", "Generation", "GenerationRequest"]
+
+Delta = Sequence[int] | str
+"""New tokens; or new text, from a server of which nothing else is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +87,10 @@ class Generate(Protocol):
 class GenerateStream(Generate, Protocol):
     """An engine that can also tell of tokens while it samples them."""
 
-    async def generate_stream(
-        self, request: GenerationRequest, on_tokens: Callable[[Sequence[int]], None]
-    ) -> Generation:
-        """As `generate`; before it returns, `on_tokens` was given every sampled token once, in order.
+    async def generate_stream(self, request: GenerationRequest, on_delta: Callable[[Delta], None]) -> Generation:
+        """As `generate`, with the same result; what is sampled is told to `on_delta` as it comes.
 
-        It is called in the event loop of the caller.
+        It is called in the event loop of the caller, and never after this returned or raised. Of a generation that is
+        exact, it was given every sampled token once, in order. What it raises ends the request, and is raised here.
         """
         ...

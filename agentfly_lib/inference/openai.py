@@ -12,14 +12,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from agentfly_lib.chat.protocol import ServedFormat, protocol_messages, reply_text
 from agentfly_lib.configs.inference import OpenAIConfig
 from agentfly_lib.errors import EngineError, InfrastructureError
 from agentfly_lib.inference.endpoint import Endpoint, EndpointRefused, EndpointUnavailable
-from agentfly_lib.inference.generate import Generation, GenerationRequest
+from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
+from agentfly_lib.inference.openai_stream import StreamedAnswer
 from agentfly_lib.types import FinishReason
 
 __all__ = ["OpenAIEngine"]
@@ -32,6 +33,9 @@ _FINISH = {
     "tool_calls": FinishReason.STOP,
     "length": FinishReason.LENGTH,
 }
+_Post = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Of a path and a body: the server's answer, whole."""
+
 _REQUEST_FAULTS = frozenset({400, 413, 422})
 _MAX_STOPS = 4
 """Stop texts that the protocol allows."""
@@ -40,7 +44,7 @@ _SMALL_SEED = 2**31
 
 
 class OpenAIEngine:
-    """A `Generate` for any event loop. Nothing is asked of the server before the first request."""
+    """A `GenerateStream` for any event loop. Nothing is asked of the server before the first request."""
 
     def __init__(
         self,
@@ -68,6 +72,26 @@ class OpenAIEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Generate.generate`. Raises `EngineError` too, where no request can succeed: no such model, no access."""
+        return await self._generate(request, self._post)
+
+    async def generate_stream(self, request: GenerationRequest, on_delta: Callable[[Delta], None]) -> Generation:
+        """See `GenerateStream.generate_stream`; tokens where the server gives them, else text.
+
+        What breaks before the first token is tried again; later it is an `InfrastructureError`.
+        """
+
+        async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            prompt = body.get("prompt")
+            answer = StreamedAnswer(on_delta, sent_ids=prompt if isinstance(prompt, list) else None)
+            body = {**body, "stream": True, "stream_options": {"include_usage": True}, **self.config.extra}
+            await self._endpoint.stream(path, body, answer.add, seconds=self.config.request_timeout_seconds)
+            if answer.broken_off:
+                raise EndpointUnavailable(f"{self.config.base_url} ended its answer without a reason to")
+            return answer.whole()
+
+        return await self._generate(request, post)
+
+    async def _generate(self, request: GenerationRequest, post: _Post) -> Generation:
         if not request.token_ids:
             raise ValueError(f"request {request.request_id!r} has an empty prompt; a prompt needs at least one token")
         if request.max_tokens < 1:
@@ -75,7 +99,7 @@ class OpenAIEngine:
                 f"request {request.request_id!r} asks for max_tokens={request.max_tokens}; at least 1 is due"
             )
         started = time.perf_counter()
-        answer, ids_sent = await self._ask(request)
+        answer, ids_sent = await self._ask(request, post)
         try:
             return self._read(request, answer, ids_sent=ids_sent, seconds=time.perf_counter() - started)
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -89,19 +113,19 @@ class OpenAIEngine:
         """Close the connections of this event loop."""
         await self._endpoint.close()
 
-    async def _ask(self, request: GenerationRequest) -> tuple[dict[str, Any], bool]:
+    async def _ask(self, request: GenerationRequest, post: _Post) -> tuple[dict[str, Any], bool]:
         """The answer, and whether the prompt was sent as token ids."""
         try:
             if self.config.api == "chat":
-                return await self._post("chat/completions", self._chat_body(request)), False
+                return await post("chat/completions", self._chat_body(request)), False
             if self._takes_ids is False:
-                return await self._post("completions", self._text_body(request)), False
+                return await post("completions", self._text_body(request)), False
             try:
-                answer = await self._post("completions", self._ids_body(request))
+                answer = await post("completions", self._ids_body(request))
             except EndpointRefused as refusal:
                 if self._takes_ids or refusal.status not in _REQUEST_FAULTS:
                     raise
-                answer = await self._as_text(request, refusal)
+                answer = await self._as_text(request, post, refusal)
                 self._takes_ids = False  # it was the ids: as text it went through
                 logger.warning("%s takes no token ids, so its turns cannot be trained on: %s", self._model, refusal)
                 return answer, False
@@ -114,13 +138,13 @@ class OpenAIEngine:
                 raise ValueError(f"request {request.request_id!r}: {error}") from error
             raise EngineError(f"the server cannot be used: {error}") from error
 
-    async def _as_text(self, request: GenerationRequest, refusal: EndpointRefused) -> dict[str, Any]:
+    async def _as_text(self, request: GenerationRequest, post: _Post, refusal: EndpointRefused) -> dict[str, Any]:
         try:
-            return await self._post("completions", self._text_body(request))
+            return await post("completions", self._text_body(request))
         except EndpointRefused as error:
             raise EndpointRefused(f"{error}; to token ids: {refusal}", status=error.status) from refusal
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         seconds = self.config.request_timeout_seconds
         return await self._endpoint.post(path, {**body, **self.config.extra}, seconds=seconds)
 

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from agentfly_lib.inference.generate import Generation, GenerationRequest
+from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
 from agentfly_lib.types import FinishReason
 
 __all__ = ["Reply", "Script", "ScriptedGenerate", "TextFormat"]
@@ -34,7 +34,7 @@ class TextFormat(Protocol):
 
 
 class ScriptedGenerate:
-    """A `Generate` that answers from a script.
+    """A `GenerateStream` that answers from a script.
 
     Token ids, log-probs and finish reasons obey the rules of a real engine: a reply is cut at `max_tokens`
     (`FinishReason.LENGTH`) and at its first stop token, which is kept (`FinishReason.STOP`). A reply given as text ends
@@ -70,6 +70,13 @@ class ScriptedGenerate:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Generate.generate`; raises what the script holds in place of a reply."""
+        return await self._answer(request, None)
+
+    async def generate_stream(self, request: GenerationRequest, on_delta: Callable[[Delta], None]) -> Generation:
+        """See `GenerateStream.generate_stream`; one token in each turn of the event loop."""
+        return await self._answer(request, on_delta)
+
+    async def _answer(self, request: GenerationRequest, on_delta: Callable[[Delta], None] | None) -> Generation:
         if not request.token_ids:
             raise ValueError(f"request {request.request_id!r} has an empty prompt; a prompt needs at least one token")
         if request.max_tokens < 1:
@@ -83,14 +90,19 @@ class ScriptedGenerate:
         try:
             reply = self._choose(request)
             await (asyncio.sleep(0) if self._delay is None else self._delay(request))
+            if isinstance(reply, Exception):
+                raise reply
+            generation = self._generation(request, self._ids(request, reply), version)
+            if on_delta is not None:
+                for token in generation.token_ids:
+                    on_delta([token])
+                    await asyncio.sleep(0)
+            return generation
         except asyncio.CancelledError:
             self.cancelled.append(request.request_id)
             raise
         finally:
             self.in_flight -= 1
-        if isinstance(reply, Exception):
-            raise reply
-        return self._generation(request, self._ids(request, reply), version)
 
     def _ids(self, request: GenerationRequest, reply: str | Sequence[int]) -> list[int]:
         if not isinstance(reply, str):

@@ -3,6 +3,10 @@
 A Ray call costs about a millisecond of processor time, as much as some turns of a small model. So a client hands over
 all requests of one turn of its event loop in one call (`submit`), and a long poll (`collect`) brings back whatever has
 finished since. Failures travel as data: `(key, kind, message)`.
+
+Tokens of requests that are streamed come back with the same poll, those of all requests together and no more often than
+every `_DELTA_SECONDS`, so that streaming costs a fixed number of calls per second, however much is sampled. An answer
+waits for none of that.
 """
 
 from __future__ import annotations
@@ -11,9 +15,10 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.errors import EngineError, InfrastructureError
@@ -25,15 +30,19 @@ from agentfly_lib.inference.weight_update import WeightUpdate
 from agentfly_lib.orphan import OrphanTimer
 from agentfly_lib.types import FinishReason
 
-__all__ = ["EngineServer", "EngineStatus", "pack_request", "unpack_reply"]
+__all__ = ["EngineServer", "EngineStatus", "PackedRequest", "Reply", "pack_request", "unpack_reply"]
 
 _FORGET_CLIENT_SECONDS = 1800.0
 """A client that has neither asked nor collected for so long is gone."""
+
+_DELTA_SECONDS = 0.02
+"""Tokens of requests that are streamed are sent no more often."""
 
 PackedRequest = tuple[str, tuple[int, ...], int, tuple[float, float, int, float], int | None, tuple[int, ...], bool]
 PackedGeneration = tuple[list[int], list[float], str, int, int, float]
 Reply = (
     tuple[int, Literal["generation"], PackedGeneration]
+    | tuple[int, Literal["tokens"], list[int]]
     | tuple[int, Literal["engine", "infrastructure", "value", "program"], str]
 )
 
@@ -57,8 +66,50 @@ class _Mailbox:
 
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     replies: list[Reply] = field(default_factory=list)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    """New tokens of requests that are streamed and go on."""
+    stirred: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while there is anything."""
     filled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while there is a reply."""
     seen: float = 0.0
+    tokens_sent: float = 0.0
+    """When tokens were sent last."""
+
+    def told(self, key: int, token_ids: Sequence[int]) -> None:
+        """Takes new tokens of a request."""
+        self.tokens.setdefault(key, []).extend(token_ids)
+        self.stirred.set()
+
+    def answered(self, reply: Reply) -> None:
+        """Takes a request's end; tokens that were not sent yet go before it."""
+        self.replies += self._told(reply[0])
+        self.replies.append(reply)
+        self.filled.set()
+        self.stirred.set()
+
+    async def wait(self) -> None:
+        """Until there is a reply, or tokens that may be sent."""
+        await self.stirred.wait()
+        pause = self.tokens_sent + _DELTA_SECONDS - time.monotonic()
+        if pause > 0 and not self.filled.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self.filled.wait()
+
+    def emptied(self) -> list[Reply]:
+        """Everything there is, which is then gone from here."""
+        replies, self.replies = self.replies, []
+        if self.tokens:
+            replies += [told for key in list(self.tokens) for told in self._told(key)]
+            self.tokens_sent = time.monotonic()
+        self.stirred.clear()
+        self.filled.clear()
+        return replies
+
+    def _told(self, key: int) -> list[Reply]:
+        token_ids = self.tokens.pop(key, None)
+        return [(key, "tokens", token_ids)] if token_ids else []
 
 
 class EngineServer:
@@ -96,27 +147,29 @@ class EngineServer:
             cpu_seconds=times.user + times.system,
         )
 
-    async def submit(self, client: str, requests: Sequence[tuple[int, PackedRequest]], given_up: Sequence[int]) -> None:
-        """Begin `requests`, each under the client's key, and abort those whose key is in `given_up`."""
+    async def submit(
+        self, client: str, requests: Sequence[tuple[int, PackedRequest, bool]], given_up: Sequence[int]
+    ) -> None:
+        """Begin `requests`, each under the client's key, and abort those whose key is in `given_up`.
+
+        The third of a request says whether its tokens are sent while they are sampled.
+        """
         self._forget_lost_clients()
         mailbox = self._mailbox(client)
-        for key, packed in requests:
-            mailbox.tasks[key] = asyncio.ensure_future(self._answer(mailbox, key, packed))
+        for key, packed, streamed in requests:
+            mailbox.tasks[key] = asyncio.ensure_future(self._answer(mailbox, key, packed, streamed))
         for key in given_up:
+            mailbox.tokens.pop(key, None)
             if task := mailbox.tasks.pop(key, None):
                 task.cancel()
 
     async def collect(self, client: str, wait_seconds: float) -> list[Reply]:
-        """Replies that are ready, as soon as there is one; none if there is none within `wait_seconds`."""
+        """Replies and tokens that are ready, as soon as there are any; none if there are none in `wait_seconds`."""
         mailbox = self._mailbox(client)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(wait_seconds):
-                await mailbox.filled.wait()
-        except TimeoutError:
-            return []
-        replies, mailbox.replies = mailbox.replies, []
-        mailbox.filled.clear()
-        return replies
+                await mailbox.wait()
+        return mailbox.emptied()
 
     async def load_weights(self, path: str, version: int, canary: Canary | None) -> WeightUpdate:
         """See `VllmEngine.load_weights`."""
@@ -144,10 +197,16 @@ class EngineServer:
             for task in self._mailboxes.pop(client).tasks.values():
                 task.cancel()
 
-    async def _answer(self, mailbox: _Mailbox, key: int, packed: PackedRequest) -> None:
+    async def _answer(self, mailbox: _Mailbox, key: int, packed: PackedRequest, streamed: bool) -> None:
         reply: Reply
+
+        def tell(delta: Any) -> None:
+            mailbox.told(key, delta)
+
         try:
-            reply = (key, "generation", _pack_generation(await self._engine.generate(_unpack_request(packed))))
+            request = _unpack_request(packed)
+            answer = self._engine.generate_stream(request, tell) if streamed else self._engine.generate(request)
+            reply = (key, "generation", _pack_generation(await answer))
         except EngineError as error:
             reply = (key, "engine", str(error))
         except InfrastructureError as error:
@@ -157,8 +216,7 @@ class EngineServer:
         except Exception as error:  # noqa: BLE001 - it is raised again where the request was made
             reply = (key, "program", f"{type(error).__name__}: {error}")
         mailbox.tasks.pop(key, None)
-        mailbox.replies.append(reply)
-        mailbox.filled.set()
+        mailbox.answered(reply)
 
 
 def pack_request(request: GenerationRequest) -> PackedRequest:
@@ -199,8 +257,10 @@ def _pack_generation(generation: Generation) -> PackedGeneration:
     )
 
 
-def unpack_reply(reply: Reply) -> Generation | Exception:
-    """What was generated, or the exception to raise for it."""
+def unpack_reply(reply: Reply) -> Generation | list[int] | Exception:
+    """What was generated, new tokens of what goes on, or the exception to raise for it."""
+    if reply[1] == "tokens":
+        return reply[2]
     if reply[1] == "generation":
         token_ids, logprobs, finish, policy_version, cached_tokens, seconds = reply[2]
         return Generation(

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 from agentfly_lib.configs.inference import TransformersConfig
 from agentfly_lib.errors import EngineError, InfrastructureError
 from agentfly_lib.inference.decode_batch import DecodeBatch, Row
-from agentfly_lib.inference.generate import Generation, GenerationRequest
+from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
+from agentfly_lib.inference.relay import relayed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,10 +40,12 @@ class _Waiting:
     row: Row
     future: Future[Generation]
     started: float
+    tell: Callable[[Delta], None] | None
+    """Told each token, on the engine's thread."""
 
 
 class TransformersEngine:
-    """A `Generate` for any event loop. The model is loaded at the first request."""
+    """A `GenerateStream` for any event loop. The model is loaded at the first request."""
 
     def __init__(
         self,
@@ -65,9 +68,16 @@ class TransformersEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Generate.generate`. Raises `EngineError` too: the model cannot be loaded, or the engine died."""
+        return await self._ask(request, None)
+
+    async def generate_stream(self, request: GenerationRequest, on_delta: Callable[[Delta], None]) -> Generation:
+        """See `GenerateStream.generate_stream`."""
+        return await relayed(lambda tell: self._ask(request, tell), on_delta)
+
+    async def _ask(self, request: GenerationRequest, tell: Callable[[Delta], None] | None) -> Generation:
         self._check(request)
         row = Row(request, context_length=self.context_length)
-        waiting = _Waiting(row=row, future=Future(), started=time.perf_counter())
+        waiting = _Waiting(row=row, future=Future(), started=time.perf_counter(), tell=tell)
         with self._lock:
             if self._error is not None:
                 raise EngineError(str(self._error)) from self._error
@@ -169,7 +179,11 @@ class TransformersEngine:
             if joining and batch.open:
                 batch.admit(joining)
             if batch.rows:
-                for row in batch.step():
+                sampled, done = batch.rows, batch.step()
+                for row in sampled:
+                    if (tell := waiting[id(row)].tell) is not None:
+                        tell(row.token_ids[-1:])
+                for row in done:
                     _answer(waiting.pop(id(row)))
 
     def _is_servable(self, item: _Waiting) -> bool:

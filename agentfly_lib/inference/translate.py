@@ -18,8 +18,11 @@ __all__ = ["canary_params", "chosen_logprobs", "generation_of", "sampling_params
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
-def sampling_params(request: GenerationRequest) -> SamplingParams:
-    """vLLM's parameters for one turn. End-of-sequence ids of the model's config do not count, only the request's do."""
+def sampling_params(request: GenerationRequest, *, each_token: bool = False) -> SamplingParams:
+    """vLLM's parameters for one turn. End-of-sequence ids of the model's config do not count, only the request's do.
+
+    each_token: outputs come at every token and hold what is new; else one comes at the end and holds everything.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -36,7 +39,7 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if each_token else RequestOutputKind.FINAL_ONLY,
     )
 
 
@@ -56,14 +59,23 @@ def canary_params(*, read_cache: bool) -> SamplingParams:
     )
 
 
-def generation_of(output: RequestOutput, *, seconds: float) -> Generation:
-    """The generation that a finished output holds. vLLM's label of the weights is our version."""
+def generation_of(
+    output: RequestOutput, *, seconds: float, gathered: tuple[list[int], list[float]] | None = None
+) -> Generation:
+    """The generation that a finished output ends. vLLM's label of the weights is our version.
+
+    gathered: ids and log-probs of all outputs, where each held only what was new.
+    """
     completion = output.outputs[0]
     spans = completion.weight_versions
-    token_ids = list(completion.token_ids)
+    if gathered is None:
+        token_ids = list(completion.token_ids)
+        logprobs = chosen_logprobs(completion.logprobs, token_ids)  # pyright: ignore[reportArgumentType] - flat is asked for
+    else:
+        token_ids, logprobs = gathered
     return Generation(
         token_ids=token_ids,
-        logprobs=chosen_logprobs(completion.logprobs, token_ids),  # pyright: ignore[reportArgumentType] - flat is asked for
+        logprobs=logprobs,
         finish=_FINISH.get(completion.finish_reason or "", FinishReason.ABORT),
         policy_version=int(spans[0].version) if spans else -1,
         cached_tokens=output.num_cached_tokens or 0,

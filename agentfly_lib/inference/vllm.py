@@ -1,8 +1,9 @@
 """A vLLM engine in this process: token ids in, sampled ids and the log-probs of the sampled distribution out.
 
 The same code runs on a CPU and on GPUs. The engine lives on its own thread (`EngineThread`); what is awaited here is
-answered from there. Requests made in one turn of the event loop are handed over together. `engine_environment` must
-hold in this process before vLLM is imported for the first time, which `start` does.
+answered from there. Requests made in one turn of the event loop are handed over together, and what one step of the
+engine brings comes back together. `engine_environment` must hold in this process before vLLM is imported for the first
+time, which `start` does.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from agentfly_lib.errors import EngineError, InfrastructureError
 from agentfly_lib.inference.canary import Canary, CanaryReport, judge_canary
 from agentfly_lib.inference.engine_thread import EngineThread
-from agentfly_lib.inference.generate import Generation, GenerationRequest
+from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
 from agentfly_lib.inference.settings import EngineSettings, engine_arguments
-from agentfly_lib.inference.translate import generation_of, sampling_params
+from agentfly_lib.inference.translate import chosen_logprobs, generation_of, sampling_params
 from agentfly_lib.inference.weight_update import WeightUpdate, load_in_place, read_canary, reset_caches
 
 if TYPE_CHECKING:
@@ -43,10 +44,14 @@ class _Waiting:
     request: GenerationRequest
     future: asyncio.Future[Generation]
     started: float
+    on_delta: Callable[[Delta], None] | None
+    """Set if each token is told; the engine then gives each only once, and they are gathered here."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
 
 
 class VllmEngine:
-    """One engine; a `Generate`.
+    """One engine; a `GenerateStream`.
 
     Use from one event loop. `start` first, `close` at the end.
     """
@@ -99,9 +104,18 @@ class VllmEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Generate.generate`."""
+        return await self._answer(request, None)
+
+    async def generate_stream(self, request: GenerationRequest, on_delta: Callable[[Delta], None]) -> Generation:
+        """See `GenerateStream.generate_stream`."""
+        return await self._answer(request, on_delta)
+
+    async def _answer(self, request: GenerationRequest, on_delta: Callable[[Delta], None] | None) -> Generation:
         self._check(request)
         name = f"{next(self._names)}-{request.request_id}"
-        waiting = _Waiting(request=request, future=self._loop.create_future(), started=time.perf_counter())
+        waiting = _Waiting(
+            request=request, future=self._loop.create_future(), started=time.perf_counter(), on_delta=on_delta
+        )
         self._waiting[name] = waiting
         if not self._outbox:
             self._loop.call_soon(self._hand_over)
@@ -174,7 +188,7 @@ class VllmEngine:
 
     def _hand_over(self) -> None:
         names, self._outbox = self._outbox, []
-        batch = [(name, self._waiting[name].request) for name in names if name in self._waiting]
+        batch = [(name, self._waiting[name]) for name in names if name in self._waiting]
         self._send(lambda engine: self._admit(engine, batch))
 
     def _abort(self, name: str) -> None:
@@ -186,6 +200,15 @@ class VllmEngine:
         except EngineError:
             return  # whoever waits hears of it from `_on_death`
         sent.add_done_callback(_log_failure)
+
+    def _tell(self, deltas: list[tuple[_Waiting, list[int]]]) -> None:
+        for waiting, token_ids in deltas:
+            if waiting.on_delta is None or waiting.future.done():
+                continue
+            try:
+                waiting.on_delta(token_ids)
+            except Exception as error:  # noqa: BLE001 - it is the caller's own, and raised there
+                waiting.future.set_exception(error)
 
     def _resolve(self, outputs: list[tuple[str, Generation | Exception]]) -> None:
         for name, outcome in outputs:
@@ -218,16 +241,18 @@ class VllmEngine:
         self._vocabulary = engine.model_config.get_vocab_size()
         return engine
 
-    def _admit(self, engine: LLMEngine, batch: list[tuple[str, GenerationRequest]]) -> None:
+    def _admit(self, engine: LLMEngine, batch: list[tuple[str, _Waiting]]) -> None:
         from vllm.inputs.engine import tokens_input
 
         refused: list[tuple[str, Generation | Exception]] = []
-        for name, request in batch:
+        for name, waiting in batch:
             if self._unproven is not None:
                 refused.append((name, EngineError(self._unproven)))
                 continue
+            request = waiting.request
+            params = sampling_params(request, each_token=waiting.on_delta is not None)
             try:
-                engine.add_request(name, tokens_input(list(request.token_ids)), sampling_params(request))
+                engine.add_request(name, tokens_input(list(request.token_ids)), params)
             except ValueError as error:
                 refused.append((name, ValueError(f"request {request.request_id!r}: {error}")))
         if refused:
@@ -236,11 +261,19 @@ class VllmEngine:
     def _on_outputs(self, outputs: list[RequestOutput]) -> None:
         if self._unproven is not None:
             return
-        now, resolved = time.perf_counter(), []
+        now, resolved, told = time.perf_counter(), [], []
         for output in outputs:
             waiting = self._waiting.get(output.request_id)
-            if output.finished and waiting is not None:
-                resolved.append((output.request_id, generation_of(output, seconds=now - waiting.started)))
+            if waiting is None:
+                continue
+            if waiting.on_delta is not None:
+                told.append((waiting, _gather(waiting, output)))
+            if output.finished:
+                gathered = None if waiting.on_delta is None else (waiting.token_ids, waiting.logprobs)
+                generation = generation_of(output, seconds=now - waiting.started, gathered=gathered)
+                resolved.append((output.request_id, generation))
+        if told:
+            self._loop.call_soon_threadsafe(self._tell, told)
         if resolved:
             self._loop.call_soon_threadsafe(self._resolve, resolved)
 
@@ -256,7 +289,7 @@ class VllmEngine:
                 f"no weights at {path}; the learner must write them where the engine's process can read them"
             )
         before = None if canary is None else read_canary(engine, canary.token_ids, self._on_outputs, read_cache=False)
-        held: list[RequestOutput] = []  # finished while the new weights are not yet proven
+        held: list[RequestOutput] = []  # sampled while the new weights are not yet proven
         report: CanaryReport | None = None
         try:
             load_seconds = load_in_place(engine, path)
@@ -284,6 +317,16 @@ class VllmEngine:
 
     def _reset_caches(self, engine: LLMEngine) -> float:
         return reset_caches(engine)
+
+
+def _gather(waiting: _Waiting, output: RequestOutput) -> list[int]:
+    """Adds the tokens of an output that holds new ones only, which it returns."""
+    completion = output.outputs[0]
+    token_ids = list(completion.token_ids)
+    waiting.token_ids += token_ids
+    if token_ids:
+        waiting.logprobs += chosen_logprobs(completion.logprobs, token_ids)  # pyright: ignore[reportArgumentType] - flat is asked for
+    return token_ids
 
 
 def _log_failure(sent: Future[None]) -> None:

@@ -75,8 +75,8 @@ def read_canary(
     name = f"canary-{uuid4().hex}"
     engine.add_request(name, tokens_input(list(token_ids), cache_salt="canary"), canary_params(read_cache=read_cache))
     while True:
-        outputs = [output for output in engine.step() if output.finished]
-        mine = [output for output in outputs if output.request_id == name]
+        outputs = engine.step()
+        mine = [output for output in outputs if output.request_id == name and output.finished]
         on_outputs([output for output in outputs if output.request_id != name])  # pyright: ignore[reportArgumentType]
         if mine:
             break

@@ -21,7 +21,7 @@ from agentfly_lib.chat import Bridge, MalformedCall, ToolCall
 from agentfly_lib.configs.agent import SummaryConfig
 from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.errors import EngineError, InfrastructureError, PolicyError, RolloutError
-from agentfly_lib.inference.generate import Generate, GenerateStream, Generation, GenerationRequest
+from agentfly_lib.inference.generate import Delta, Generate, GenerateStream, Generation, GenerationRequest
 from agentfly_lib.rollout.agent import ChainAgent
 from agentfly_lib.rollout.clock import ActivityClock
 from agentfly_lib.rollout.compaction import is_due, sliding_window, window_tokens, with_request, with_summary
@@ -141,10 +141,20 @@ class _Step:
     results: list[Message]
     seconds: float
     """Of its tools."""
+    reward: float | None
+    """That the environment gave for it."""
 
     @property
     def said(self) -> Message:
         return {"role": "assistant", "content": self.reply}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A call finished the chain."""
+
+    text: str | None
+    """The answer that it gave; None if it gave none."""
 
 
 class _Chain:
@@ -257,16 +267,24 @@ class _Chain:
         generation, reply = await self._sample(room)
         if generation.finish is FinishReason.LENGTH:
             return StopReason.MAX_TOKENS  # what was cut may not say what the policy meant: none of its calls is run
-        calls = self._agent.parse(reply, truncated=False).calls
+        parsed = self._agent.parse(reply, truncated=False)
+        calls = _allowed(parsed.calls, self._agent.max_calls_per_turn)
         if not calls:
+            self.segments[-1].answered(parsed.answer)
+            return StopReason.FINISHED
+        if last and not self._may_end(calls):
+            return StopReason.MAX_TURNS
+        before = self.env_reward
+        results, answer, seconds = await self._act(calls)
+        reward = None if self.env_reward is None else self.env_reward - (before or 0.0)
+        if answer is not None or last:
+            self.segments[-1].observed((), results, seconds=seconds, reward=reward)
+        if answer is not None:
+            self.segments[-1].answered(answer.text if answer.text is not None else parsed.answer)
             return StopReason.FINISHED
         if last:
             return StopReason.MAX_TURNS
-        results, finished, seconds = await self._act(calls)
-        if finished:
-            self.segments[-1].observed((), results, seconds=seconds)
-            return StopReason.FINISHED
-        return _Step(reply=reply, sampled_ids=generation.token_ids, results=results, seconds=seconds)
+        return _Step(reply=reply, sampled_ids=generation.token_ids, results=results, seconds=seconds, reward=reward)
 
     async def _sample(self, max_tokens: int) -> tuple[Generation, str]:
         """Lets the policy speak, and appends what it said."""
@@ -315,8 +333,11 @@ class _Chain:
             return await self._generate.generate(request)
         decoder, stops = self._agent.chat.stream_decoder(), set(request.stop_token_ids)
 
-        def tell(ids: Sequence[int]) -> None:
-            self.events.delta(decoder.push([token for token in ids if token not in stops]))
+        def tell(delta: Delta) -> None:
+            if isinstance(delta, str):
+                self.events.delta(delta)
+            else:
+                self.events.delta(decoder.push([token for token in delta if token not in stops]))
 
         generation = await self._generate.generate_stream(request, tell)
         self.events.delta(decoder.finish())
@@ -335,8 +356,13 @@ class _Chain:
         )
         return reply
 
-    async def _act(self, calls: Sequence[ToolCall | MalformedCall]) -> tuple[list[Message], bool, float]:
-        """Run the calls of one turn: their results as messages, whether one finished the chain, wall seconds."""
+    def _may_end(self, calls: Sequence[ToolCall | MalformedCall]) -> bool:
+        """Whether one of them may finish the chain, or decide what it is worth: then it is run in the last turn too."""
+        tools = [self._agent.tools.get(call.name) for call in calls if isinstance(call, ToolCall)]
+        return any(tool is not None and tool.may_end for tool in tools)
+
+    async def _act(self, calls: Sequence[ToolCall | MalformedCall]) -> tuple[list[Message], _Ended | None, float]:
+        """Run the calls of one turn: their results as messages, what finished the chain if one did, wall seconds."""
         self.stage = Stage.TOOLS
         started = perf_counter()
         try:
@@ -357,7 +383,8 @@ class _Chain:
         for result in results:
             if result.env_reward is not None:
                 self.env_reward = result.env_reward
-        return self._agent.observe(calls, results), any(result.finished for result in results), seconds
+        ended = next((_Ended(result.answer) for result in results if result.finished), None)
+        return self._agent.observe(calls, results), ended, seconds
 
     async def _go_on(self, step: _Step) -> bool:
         """Append the bridge to the next turn; False, and only the messages kept, if no context would be left for it."""
@@ -369,7 +396,7 @@ class _Chain:
             return True
         if length >= self._limits.context_length:
             # Nobody will read these ids, and nothing in them is trained on.
-            self.segments[-1].observed((), step.results, seconds=step.seconds)
+            self.segments[-1].observed((), step.results, seconds=step.seconds, reward=step.reward)
             return False
         self._append(bridge, step, step.results)
         return True
@@ -386,7 +413,7 @@ class _Chain:
             return False
         self._history, prompt = window
         self._open(prompt)
-        self.segments[-1].observed((), step.results, seconds=step.seconds)
+        self.segments[-1].observed((), step.results, seconds=step.seconds, reward=step.reward)
         return True
 
     async def _summarise(self, step: _Step, compaction: SummaryConfig) -> bool:
@@ -417,7 +444,16 @@ class _Chain:
         self._history += [step.said, *additions]
         if bridge.rewritten:
             self._open(bridge.ids)
-        self.segments[-1].observed(() if bridge.rewritten else bridge.ids, additions, seconds=step.seconds)
+        ids = () if bridge.rewritten else bridge.ids
+        self.segments[-1].observed(ids, additions, seconds=step.seconds, reward=step.reward)
+
+
+def _allowed(calls: Sequence[ToolCall | MalformedCall], most: int) -> Sequence[ToolCall | MalformedCall]:
+    """The calls of a turn that are answered; all beyond `most` are one, which is refused."""
+    if len(calls) <= most:
+        return calls
+    message = f"At most {most} tool calls are taken in a turn, so this one and those after it were not executed."
+    return [*calls[:most], MalformedCall(id=calls[most].id, raw="", message=message)]
 
 
 _METRICS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import aclosing
+from itertools import groupby
 
 import pytest
 
@@ -30,21 +31,10 @@ def double(number: int) -> int:
     return 2 * number
 
 
-class Streaming(ScriptedGenerate):
-    """Tells its tokens one by one."""
-
-    async def generate_stream(self, request, on_tokens):
-        generation = await self.generate(request)
-        for token in generation.token_ids:
-            on_tokens([token])
-            await asyncio.sleep(0)
-        return generation
-
-
-def made(model_path, script, engine=ScriptedGenerate, *, delay=None, **options) -> HFAgent:
+def made(model_path, script, *, delay=None, **options) -> HFAgent:
     options.setdefault("tools", [double])
     chat = HFAgent(model_path).chat
-    return HFAgent(model_path, backend=engine(script, format=chat, delay=delay), **options)
+    return HFAgent(model_path, backend=ScriptedGenerate(script, format=chat, delay=delay), **options)
 
 
 async def events_of(agent, *args, **options) -> list:
@@ -69,7 +59,9 @@ def assert_closed(events) -> None:
 
 
 async def test_a_call_and_an_answer(model_path):
-    events = await events_of(made(model_path, [CALL, "It is 4."]), "2 * 2?")
+    events = [
+        next(run) for _, run in groupby(await events_of(made(model_path, [CALL, "It is 4."]), "2 * 2?"), key=type)
+    ]
     assert types(events) == [
         "run_started",
         "trajectory_started",
@@ -103,14 +95,14 @@ async def test_the_result_comes_last_with_its_rewards(model_path):
 
 async def test_an_engine_that_streams_gives_many_deltas_of_the_same_text(model_path):
     text = "Vier 👩‍👩‍👧 ist 四."
-    events = await events_of(made(model_path, [text], Streaming), "?")
+    events = await events_of(made(model_path, [text]), "?")
     deltas = [event.text for event in events if event.type == "text_delta"]
     assert len(deltas) > 5
     assert "".join(deltas) == text == events[-3].text
 
 
 async def test_events_of_several_chains_are_closed_each(model_path):
-    events = await events_of(made(model_path, {"?": CALL, "<tool_response>": "4"}, Streaming), "?", num_chains=5)
+    events = await events_of(made(model_path, {"?": CALL, "<tool_response>": "4"}), "?", num_chains=5)
     assert Counter(types(events))["trajectory_ended"] == 5
     assert_closed(events)
 
