@@ -225,7 +225,7 @@ class ThreadInstance:
         """Makes the environment. Raises `InfrastructureError` if it cannot be made."""
         try:
             async with asyncio.timeout(kind.start_seconds):
-                return cls(kind, await asyncio.to_thread(kind.make, **settings_values(settings)))
+                return cls(kind, await _in_thread(lambda: kind.make(**settings_values(settings))))
         except Exception as error:
             raise InfrastructureError(
                 f"environment {kind.name} failed to start: {type(error).__name__}: {error}",
@@ -253,14 +253,14 @@ class ThreadInstance:
             return
         self._closed = True
         async with asyncio.timeout(CLOSE_SECONDS):
-            await asyncio.to_thread(self._environment.close)
+            await _in_thread(self._environment.close)
 
     async def _call(self, function: Callable[[], Value], *, doing: str) -> Value:
         where = f"environment:{self._kind.name}"
         healthy = False
         try:
             async with asyncio.timeout(self._kind.step_seconds):
-                value = await asyncio.to_thread(function)
+                value = await _in_thread(function)
             healthy = True
             return value
         except Exception as error:
@@ -269,6 +269,20 @@ class ThreadInstance:
             ) from error
         finally:
             self._broken = self._broken or not healthy
+
+
+async def _in_thread(function: Callable[[], Value]) -> Value:
+    """Foreign code, which may raise SystemExit too; that must not reach the event loop."""
+
+    def call() -> Value:
+        try:
+            return function()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    return await asyncio.to_thread(call)
 
 
 def _command() -> list[str]:
