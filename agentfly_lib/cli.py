@@ -154,6 +154,30 @@ def score(
 
 
 @app.command()
+def replay(
+    run: Run,
+    from_step: Annotated[
+        int, typer.Option(min=0, help="First step to train again: 0, or one that has a checkpoint.")
+    ] = 0,
+    to_step: Annotated[int | None, typer.Option(min=0, help="Last one; the last stored step if not given.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for a checkpoint of what comes out.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train again on a run's stored rollouts and compare the weights. Exits 1 if they differ."""
+    from agentfly_lib.configs import load_config
+    from agentfly_lib.preflight import replay_range
+
+    directory = _existing_run(run)
+    config = load_config(directory / "config.toml", [f"run.root={directory.resolve().parent}"])
+    _prepare(config)
+    replay_range(config, from_step, to_step)
+    report = _run_flow("replay", config.run.name, quiet, config, from_step, to_step, output)
+    typer.echo(report.text)
+    if not report.same:
+        raise typer.Exit(1)
+
+
+@app.command()
 def prepare(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -> None:
     """Read, check and split a recipe's dataset; instant when it was done before."""
     config = _load(recipe, overrides)

@@ -22,7 +22,7 @@ from agentfly_lib.models.resolve import check_directory
 from agentfly_lib.rewards.registry import build_reward
 from agentfly_lib.store.layout import RunDirectory
 
-__all__ = ["check_context", "check_run", "check_same_config"]
+__all__ = ["check_context", "check_run", "check_same_config", "replay_range"]
 
 
 def check_run(config: RunConfig) -> None:
@@ -70,3 +70,24 @@ def check_same_config(config: RunConfig) -> None:
             f"{directory.path} holds a run with another config:\n{listing}\n"
             "Run with the config it was started with, or give this one another name: --set run.name=NAME"
         )
+
+
+def replay_range(config: RunConfig, first: int, last: int | None) -> tuple[int, int]:
+    """First and last step of a replay; the last one that is stored if `last` is None.
+
+    Raises `ConfigError` if a step is not stored, or there is no checkpoint to start from.
+    """
+    directory, steps = RunDirectory(config.run.directory), config.run.steps
+    stored = next((step for step in range(steps) if not directory.step(step).update_file.exists()), steps)
+    last = stored - 1 if last is None else last
+    if not first <= last < stored:
+        raise ConfigError(
+            f"steps {first} to {last} cannot be trained again: {directory.path} holds {stored} finished steps, from 0"
+        )
+    kept = [0, *(version for version in range(1, steps + 1) if directory.checkpoint(version).exists())]
+    if first not in kept:
+        raise ConfigError(
+            f"there is no checkpoint of version {first} to start from; a replay can start at step "
+            f"{', '.join(str(version) for version in kept if version < stored)}"
+        )
+    return first, last

@@ -160,3 +160,24 @@ def test_another_reward_regenerates_nothing(ci_run, agentfly, tmp_path: Path) ->
     assert f"step 1: mean {sum(each.reward for each in trajectories) / 64:.4f} of 64" in done.output
     assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in step.rollouts.iterdir()} == rollouts
     assert (step.path / "scores-math_equal").is_dir()
+
+
+def test_a_replay_of_the_shards_gives_the_same_weights(ci_run, agentfly, tmp_path) -> None:
+    before = (ci_run.directory / "steps" / "000002" / "update.json").read_bytes()
+    replay = agentfly("replay", ci_run.directory, "--output", tmp_path / "again", "--quiet")
+    assert replay.status == 0, replay.errors[-3000:]
+    assert [line for line in replay.output.splitlines() if line.startswith("step")] == [
+        "step 0: the same log-probs",
+        "step 1: the same log-probs, the same weights as the checkpoint",
+        "step 2: the same log-probs, the same weights as the checkpoint",
+    ]
+    assert "bit for bit the same" in replay.output
+    again, kept = tmp_path / "again" / "000003" / "hf", ci_run.directory / "checkpoints" / "000003" / "hf"
+    assert (again / "model.safetensors").read_bytes() == (kept / "model.safetensors").read_bytes()
+    assert (ci_run.directory / "steps" / "000002" / "update.json").read_bytes() == before
+
+
+def test_a_replay_starts_where_there_is_a_checkpoint(ci_run, agentfly) -> None:
+    refused = agentfly("replay", ci_run.directory, "--from-step", "1")
+    assert refused.status == 2
+    assert "a replay can start at step 0, 2" in refused.errors
