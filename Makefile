@@ -5,6 +5,8 @@ BIN         := $(VENV)/bin
 STAMP       := $(VENV)/.installed
 PACKAGES    := $(VENV)/.packages
 LOCK        := requirements/cpu.lock
+ENVS        := $(VENV)/.envs
+ENVS_LOCK   := requirements/envs.lock
 TORCH       := torch==2.13.0+cpu
 # Where the CPU build of torch is taken from when pip does not already know a folder that has it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -15,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-python check format bench serve clean
+.PHONY: help setup envs demo test test-fast test-python check format bench serve clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,6 +36,13 @@ $(PACKAGES): $(LOCK)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps "$(TORCH)" \
 	  || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --index-url $(TORCH_INDEX) "$(TORCH)"
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode --no-deps $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -r $(LOCK)
+	@touch $@
+
+envs: $(ENVS) ## add the packages of the environments (compiles two of them once: about a minute)
+
+# uv keeps what it compiled, so that a new .venv gets it at once.
+$(ENVS): $(ENVS_LOCK) $(PACKAGES)
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode --no-deps $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -r $(ENVS_LOCK)
 	@touch $@
 
 demo: $(STAMP) ## watch a small model learn to use a calculator (minutes, no GPU)
