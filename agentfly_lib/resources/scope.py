@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from time import perf_counter
 from typing import Any
 
-from agentfly_lib.resources.spec import ResourceSpec
+from agentfly_lib.resources.engine import ResourceEngine
+from agentfly_lib.resources.spec import AnySpec
 
 __all__ = ["CLOSE_SECONDS", "ResourceScope"]
 
@@ -18,19 +21,27 @@ CLOSE_SECONDS = 30.0
 """Limit for closing all that a scope holds."""
 
 
+_scopes = itertools.count()
+
+
 class ResourceScope:
     """Resources by their spec, and whatever else must be undone at the end.
 
     Things are closed in the reverse order of their opening. One that fails or hangs is logged and costs nobody else.
+    What is pooled comes from `engine`; a scope without one has an engine of its own, for as long as it lives.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: ResourceEngine | None = None, trajectory: str = "alone") -> None:
+        self.waited = 0.0
+        """Seconds in which resources of this scope were waited for, each by itself."""
+        self._engine = engine
+        self._name = f"{trajectory} ({next(_scopes)})"  # another try of a trajectory shares nothing with this one
         self._stack = AsyncExitStack()
-        self._opening: dict[ResourceSpec, asyncio.Future[Any]] = {}
+        self._opening: dict[AnySpec, asyncio.Future[Any]] = {}
         self._used = False
         self._closed = False
 
-    async def get(self, spec: ResourceSpec) -> Any:
+    async def get(self, spec: AnySpec) -> Any:
         """The resource of this spec; the first call opens it. Raises what opening it raised, each time anew."""
         if self._closed:
             raise RuntimeError("the trajectory has ended, and what it held is closed")
@@ -40,7 +51,7 @@ class ResourceScope:
             known = self._opening[spec] = asyncio.ensure_future(self._open(spec))
         return await asyncio.shield(known)  # others may wait for the same one
 
-    def __getitem__(self, spec: ResourceSpec) -> Any:
+    def __getitem__(self, spec: AnySpec) -> Any:
         """The resource of this spec, which must be open: a tool's own `needs` is before each of its calls."""
         known = self._opening.get(spec)
         if known is None or not known.done():
@@ -65,8 +76,15 @@ class ResourceScope:
         if self._used:
             await asyncio.shield(asyncio.ensure_future(self._close(seconds)))
 
-    async def _open(self, spec: ResourceSpec) -> Any:
-        return await self._stack.enter_async_context(spec.open())
+    async def _open(self, spec: AnySpec) -> Any:
+        if self._engine is None:
+            self._engine = ResourceEngine()
+            self._stack.push_async_exit(self._engine)
+        started = perf_counter()
+        try:
+            return await self._stack.enter_async_context(self._engine.lease(spec, trajectory=self._name))
+        finally:
+            self.waited += perf_counter() - started
 
     async def _close(self, seconds: float) -> None:
         opening = [future for future in self._opening.values() if not future.done()]

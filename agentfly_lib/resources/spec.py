@@ -39,12 +39,14 @@ class PoolLimits:
     """How many resources of one spec there are, and how long the steps of their lives may take."""
 
     warm: int = 0
-    """So many are kept idle and ready, at least; those that come back beyond it are closed unless someone waits."""
+    """So many are kept idle and ready, beside those in use, as far as the cap leaves room for them."""
     cap: int | None = None
     """Most that exist at the same time, idle ones included; who comes later waits for his turn. None: no limit."""
     scope: PoolScope = PoolScope.TRAJECTORY
     episodes: int | None = None
     """After so many episodes a resource is replaced, for what leaks memory. None: never."""
+    idle_seconds: float = 30.0
+    """So long a resource that nobody needs waits for the next trajectory before it is closed; `warm` ones stay."""
     start_seconds: float = 120.0
     """Limit for `create`."""
     step_seconds: float = 60.0
@@ -57,6 +59,8 @@ class PoolLimits:
             raise ConfigError(f"pool.cap={self.cap} must be at least 1, and at least pool.warm={self.warm}")
         if self.episodes is not None and self.episodes < 1:
             raise ConfigError(f"pool.episodes={self.episodes} must be at least 1")
+        if not self.idle_seconds >= 0:
+            raise ConfigError(f"pool.idle_seconds={self.idle_seconds} must be at least 0")
         for name in ("start_seconds", "step_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"pool.{name}={getattr(self, name)} must be more than 0")

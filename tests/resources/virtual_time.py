@@ -1,0 +1,46 @@
+"""An event loop whose clock jumps to the next timer: hours of waiting pass in milliseconds, the same way every time.
+
+If everybody waits and no timer is set, nobody would ever wake up; the loop raises `EverybodyWaits`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+
+class EverybodyWaits(AssertionError):
+    """A deadlock."""
+
+
+class _Selector(selectors.SelectSelector):
+    loop: VirtualTimeLoop
+
+    def select(self, timeout: float | None = None) -> Any:
+        found = super().select(0)
+        if not found:
+            if timeout is None:
+                raise EverybodyWaits
+            self.loop.now += timeout
+        return found
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        selector = _Selector()
+        selector.loop = self
+        self.now = 0.0
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now
+
+
+def run(work: Coroutine[Any, Any, Value]) -> Value:
+    """Like `asyncio.run`, in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(work)
