@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agentfly_lib.errors import SandboxError
+from agentfly_lib.resources import workspace_program
 from agentfly_lib.resources.process import PYTHON
-from agentfly_lib.tools import workspace_program
 from agentfly_lib.tools.call import ToolContext, ToolResult
 from agentfly_lib.tools.sandbox import SandboxSettings, one_at_a_time, sandbox_of
 
