@@ -144,6 +144,10 @@ class Turn:
     """Version of the weights that sampled the turn's first token; set on sampled turns only."""
     seconds: float = 0.0
     """Wall seconds of generation, or of the tools that made this turn."""
+    reward: float | None = None
+    """What the environment gave for the policy's turn before this one; set on the first turn that came back."""
+    answer: str | None = None
+    """The answer that the policy gave with this turn; set on the turn with which it ended the chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -219,9 +223,15 @@ class Trajectory:
 
     @property
     def final_response(self) -> str:
-        """Text of the last sampled turn, empty if there is none."""
+        """The answer that the policy gave: without its thoughts, without the markup of its format.
+
+        Where it gave none (the chain was cut), the text of the last sampled turn; empty if there is none.
+        """
         sampled = [turn for segment in self.segments for turn in segment.turns if turn.sampled]
-        return str(sampled[-1].message.get("content") or "") if sampled else ""
+        if not sampled:
+            return ""
+        last = sampled[-1]
+        return last.answer if last.answer is not None else str(last.message.get("content") or "")
 
     @property
     def policy_version(self) -> int:

@@ -1,49 +1,246 @@
-"""The learning rule. Definitions and their sources stand in `agentfly_lib.training`."""
+"""The learning rule, part by part. What each part computes, with its source, stands in `docs/algorithms.md`.
+
+Every part is chosen by its `type` and has the published values as defaults; where one choice decides another (GSPO
+averages over sequences, REINFORCE++ takes its penalty out of the reward), the other follows unless it is given, and
+what cannot go together is refused here, before anything starts.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from agentfly_lib.configs.base import Config
 
 __all__ = [
+    "AcceptedAdvantageConfig",
     "AdvantageConfig",
+    "AggregationConfig",
     "AlgorithmConfig",
-    "ClipConfig",
+    "CispoLossConfig",
     "CorrectionConfig",
+    "CustomAdvantageConfig",
+    "DrGrpoAdvantageConfig",
+    "DrGrpoAggregationConfig",
+    "GaeAdvantageConfig",
+    "GigpoAdvantageConfig",
     "GrpoAdvantageConfig",
+    "GspoLossConfig",
     "KlConfig",
+    "LossConfig",
+    "MaskGeometricConfig",
+    "MaskSequenceConfig",
+    "NllLossConfig",
     "NoCorrectionConfig",
     "OptimConfig",
+    "PpoLossConfig",
+    "ReinforcePPAdvantageConfig",
+    "ReinforcePPBaselineAdvantageConfig",
+    "RlooAdvantageConfig",
+    "SequenceMeanConfig",
+    "TisSequenceConfig",
     "TisTokenConfig",
+    "TokenMeanConfig",
+    "TurnReturnsAdvantageConfig",
 ]
 
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
-class GrpoAdvantageConfig(Config):
+
+class _Advantage(Config):
+    compares: ClassVar[Literal["group", "batch", "nothing"]] = "group"
+    """With what a trajectory is compared: the chains of its problem, the whole step, or nothing."""
+    whitens: ClassVar[bool] = False
+    """Advantages get mean 0 and variance 1 over all trained tokens of the step."""
+
+
+class GrpoAdvantageConfig(_Advantage):
     """A_i = (R_i - mean) / (std + 1e-6) within the group, sample standard deviation (arXiv 2402.03300)."""
 
     type: Literal["grpo"] = "grpo"
 
 
-AdvantageConfig = GrpoAdvantageConfig
+class DrGrpoAdvantageConfig(_Advantage):
+    """A_i = R_i - mean within the group (arXiv 2503.20783)."""
+
+    type: Literal["dr_grpo"] = "dr_grpo"
 
 
-class ClipConfig(Config):
-    """Clipping of the importance ratio; the defaults are DAPO's clip-higher (arXiv 2503.14476)."""
+class RlooAdvantageConfig(_Advantage):
+    """A_i = G / (G - 1) (R_i - mean): the reward less the mean of the others (arXiv 2402.14740)."""
 
-    low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    high: PositiveFloat = 0.28
-    dual: Annotated[float, Field(gt=1)] | Literal["none"] = 3.0
-    """Bound of the loss for negative advantages: min(L, -dual * A); `none` for no bound."""
+    type: Literal["rloo"] = "rloo"
+
+
+class ReinforcePPAdvantageConfig(_Advantage):
+    """Undiscounted return-to-go of the reward less the KL penalty, whitened over the step (arXiv 2501.03262)."""
+
+    type: Literal["reinforce_pp"] = "reinforce_pp"
+    compares: ClassVar = "batch"
+    whitens: ClassVar = True
+
+
+class ReinforcePPBaselineAdvantageConfig(_Advantage):
+    """A_i = R_i - mean within the group, whitened over the step; the KL penalty is a k2 loss (arXiv 2501.03262)."""
+
+    type: Literal["reinforce_pp_baseline"] = "reinforce_pp_baseline"
+    whitens: ClassVar = True
+
+
+class GigpoAdvantageConfig(_Advantage):
+    """GRPO's advantage plus `omega` times that of each turn among those that began in the same state (2505.10978)."""
+
+    type: Literal["gigpo"] = "gigpo"
+    omega: NonNegativeFloat = 1.0
+    """Weight of the turn's advantage."""
+    gamma: Fraction = 0.95
+    """Discount per turn of the rewards that follow a turn."""
+    normalise: bool = True
+    """Divide by the standard deviation, of the group and of each state; off: only subtract the mean."""
+
+
+class TurnReturnsAdvantageConfig(_Advantage):
+    """Each turn's discounted sum of the rewards that follow, normalised among all turns of the group (2402.03300)."""
+
+    type: Literal["turn_returns"] = "turn_returns"
+    gamma: Fraction = 1.0
+    """Discount per turn."""
+
+
+class GaeAdvantageConfig(_Advantage):
+    """PPO's generalised advantage estimation with a value head, over trained tokens alone (arXiv 1506.02438)."""
+
+    type: Literal["gae"] = "gae"
+    compares: ClassVar = "nothing"
+    whitens: ClassVar = True
+    gamma: Fraction = 1.0
+    """Discount per trained token."""
+    lam: Fraction = 0.95
+    """Weight of longer returns."""
+    value_coefficient: PositiveFloat = 0.5
+    """Weight of the value head's squared error in the loss."""
+    value_clip: PositiveFloat = 0.2
+    """The head moves at most this far from its value at the start of the step before its error stops to pull."""
+
+
+class AcceptedAdvantageConfig(_Advantage):
+    """1 for trajectories whose reward is at least `min_reward`; the others are not trained on (rejection sampling)."""
+
+    type: Literal["accepted"] = "accepted"
+    compares: ClassVar = "nothing"
+    min_reward: float | Literal["none"] = 1.0
+    """`none` accepts every trajectory that has a reward (supervised fine-tuning)."""
+    distinct: bool = True
+    """Of trajectories of one problem that sampled the same tokens, only the first is trained on."""
+
+
+class CustomAdvantageConfig(_Advantage):
+    """A function of your own, from the episodes of a group to one advantage for each, or one for each of its tokens."""
+
+    type: Literal["custom"] = "custom"
+    function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    """`package.module:name`."""
+    whiten: bool = False
+    """Give the advantages mean 0 and variance 1 over all trained tokens of the step."""
+
+
+AdvantageConfig = Annotated[
+    GrpoAdvantageConfig
+    | DrGrpoAdvantageConfig
+    | RlooAdvantageConfig
+    | ReinforcePPAdvantageConfig
+    | ReinforcePPBaselineAdvantageConfig
+    | GigpoAdvantageConfig
+    | TurnReturnsAdvantageConfig
+    | GaeAdvantageConfig
+    | AcceptedAdvantageConfig
+    | CustomAdvantageConfig,
+    Field(discriminator="type"),
+]
+
+
+class PpoLossConfig(Config):
+    """max(-A r, -A clip(r)) (arXiv 1707.06347); the defaults are DAPO's clip-higher (arXiv 2503.14476)."""
+
+    type: Literal["ppo"] = "ppo"
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: PositiveFloat = 0.28
+    dual_clip: Annotated[float, Field(gt=1)] | Literal["none"] = 3.0
+    """Bound of the loss for negative advantages: min(L, -dual_clip * A); `none` for no bound (arXiv 1912.09729)."""
+
+
+class CispoLossConfig(Config):
+    """-sg(min(r, cap)) A l: every token keeps its gradient, with a bounded weight (arXiv 2506.13585)."""
+
+    type: Literal["cispo"] = "cispo"
+    cap: Annotated[float, Field(ge=1)] = 5.0
+
+
+class GspoLossConfig(Config):
+    """PPO's clipping of the trajectory's mean log-ratio instead of each token's ratio (arXiv 2507.18071)."""
+
+    type: Literal["gspo"] = "gspo"
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
+    clip_high: PositiveFloat = 4e-4
+
+
+class NllLossConfig(Config):
+    """-A l: maximum likelihood, weighted by the advantage; for supervised and rejection-sampling fine-tuning."""
+
+    type: Literal["nll"] = "nll"
+
+
+LossConfig = Annotated[
+    PpoLossConfig | CispoLossConfig | GspoLossConfig | NllLossConfig,
+    Field(discriminator="type"),
+]
+
+
+class TokenMeanConfig(Config):
+    """sum(m L) / sum(m) over the whole optimizer batch: every token counts the same."""
+
+    type: Literal["token_mean"] = "token_mean"
+
+
+class SequenceMeanConfig(Config):
+    """1/B sum_i 1/T_i sum_t m L: every trajectory counts the same."""
+
+    type: Literal["seq_mean_token_mean"] = "seq_mean_token_mean"
+
+
+class DrGrpoAggregationConfig(Config):
+    """sum(m L) / (B L_max) with a constant L_max: a length of its own has no influence (arXiv 2503.20783)."""
+
+    type: Literal["dr_grpo"] = "dr_grpo"
+    max_tokens: PositiveInt | None = None
+    """L_max; `rollout.max_sampled_tokens` if unset."""
+
+
+AggregationConfig = Annotated[
+    TokenMeanConfig | SequenceMeanConfig | DrGrpoAggregationConfig, Field(discriminator="type")
+]
 
 
 class KlConfig(Config):
     """A penalty against a frozen copy of the starting policy, off at coefficient 0."""
 
     coefficient: NonNegativeFloat = 0.0
-    estimator: Literal["k3"] = "k3"
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """With x = f - l: -x, x^2 / 2, or exp(x) - x - 1."""
+    place: Literal["loss", "reward"] = "loss"
+    """Added to the loss (k3 times the ratio, so that its gradient is unbiased), or taken from the reward, token by
+    token, measured at the start of the step."""
+
+    @model_validator(mode="after")
+    def _useful(self) -> KlConfig:
+        if self.coefficient and (self.estimator, self.place) == ("k1", "loss"):
+            raise ValueError(
+                "estimator='k1' as a loss has a gradient whose mean is zero, it would penalise nothing; "
+                "use k2 or k3, or place='reward'"
+            )
+        return self
 
 
 class NoCorrectionConfig(Config):
@@ -59,20 +256,142 @@ class TisTokenConfig(Config):
     cap: Annotated[float, Field(ge=1)] = 2.0
 
 
-CorrectionConfig = Annotated[NoCorrectionConfig | TisTokenConfig, Field(discriminator="type")]
+class TisSequenceConfig(Config):
+    """One truncated weight per trajectory: min(exp(sum(old - recorded)), cap)."""
+
+    type: Literal["tis_sequence"] = "tis_sequence"
+    cap: Annotated[float, Field(ge=1)] = 2.0
+
+
+class MaskSequenceConfig(Config):
+    """The trajectory's weight exp(sum(old - recorded)), and 0 where that is above `limit`."""
+
+    type: Literal["mask_sequence"] = "mask_sequence"
+    limit: Annotated[float, Field(ge=1)] = 3.0
+
+
+class MaskGeometricConfig(Config):
+    """Weight 0 for trajectories whose mean ratio exp(mean(old - recorded)) is outside of [low, high], else 1."""
+
+    type: Literal["mask_geometric"] = "mask_geometric"
+    low: Annotated[float, Field(gt=0, le=1)] = 0.99
+    high: Annotated[float, Field(ge=1)] = 1.01
+
+
+CorrectionConfig = Annotated[
+    NoCorrectionConfig | TisTokenConfig | TisSequenceConfig | MaskSequenceConfig | MaskGeometricConfig,
+    Field(discriminator="type"),
+]
 
 
 class AlgorithmConfig(Config):
     """What is maximised."""
 
     advantage: AdvantageConfig = GrpoAdvantageConfig()
-    clip: ClipConfig = ClipConfig()
-    aggregation: Literal["token_mean"] = "token_mean"
-    """sum(mask * L) / sum(mask) over the global optimizer batch."""
+    loss: LossConfig = PpoLossConfig()
+    aggregation: AggregationConfig = TokenMeanConfig()
+    """How the losses of tokens are summed up; GSPO's own is `seq_mean_token_mean`."""
     kl: KlConfig = KlConfig()
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """A bonus for the policy's entropy at trained tokens, subtracted from the loss; 0 computes no gradient for it."""
     correction: CorrectionConfig = TisTokenConfig()
+    """Of the difference between the engine that sampled and the learner; `none` for maximum likelihood."""
     mask_truncated: bool = False
     """Leave trajectories that a limit cut out of the loss (they still count in their group)."""
+    ablation_train_on_all_tokens: bool = False
+    """FOR EXPERIMENTS ONLY: train on prompts and tool results too, as if the policy had written them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow(cls, values: Any) -> Any:
+        """Fills in what another choice decides, where it is not given."""
+        if not isinstance(values, Mapping):
+            return values
+        filled = dict(values)
+        for key, usual in _USUAL.items():
+            section = values.get(key)
+            if isinstance(section, Mapping):
+                filled[key] = {"type": usual} | dict(section)
+        loss, advantage = _type_of(values.get("loss")), _type_of(values.get("advantage"))
+        if loss == "gspo":
+            filled.setdefault("aggregation", {"type": "seq_mean_token_mean"})
+        if loss == "nll":
+            filled.setdefault("correction", {"type": "none"})
+        if advantage == "accepted":
+            filled.setdefault("loss", {"type": "nll"})
+            if _type_of(filled["loss"]) == "nll":
+                filled.setdefault("correction", {"type": "none"})
+        kl = values.get("kl")
+        if advantage in _KL_OF and isinstance(kl, Mapping):
+            filled["kl"] = _KL_OF[advantage] | dict(kl)
+        return filled
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> AlgorithmConfig:
+        advantage, loss = self.advantage.type, self.loss.type
+        if loss == "gspo" and self.aggregation.type != "seq_mean_token_mean":
+            raise ValueError(
+                f"loss.type='gspo' is a mean over trajectories, it cannot be summed as "
+                f"aggregation.type={self.aggregation.type!r}; leave aggregation out"
+            )
+        if (advantage == "accepted") != (loss == "nll"):
+            raise ValueError(
+                f"advantage.type={advantage!r} with loss.type={loss!r}: maximum likelihood ('nll') is for trajectories "
+                "that are 'accepted', and the other losses need an advantage that compares; change one of them"
+            )
+        if loss == "nll" and self.correction.type != "none":
+            raise ValueError(
+                f"loss.type='nll' has no ratio that correction.type={self.correction.type!r} could correct; use 'none'"
+            )
+        if loss == "nll" and self.kl.place == "reward" and self.kl.coefficient:
+            raise ValueError("loss.type='nll' does not read rewards token by token; use kl.place='loss'")
+        if self.mask_truncated and self.advantage.compares == "group" and self.kl.place == "reward":
+            raise ValueError(
+                f"mask_truncated leaves trajectories unmeasured whose penalty advantage.type={advantage!r} needs for its "
+                "group with kl.place='reward'; use kl.place='loss'"
+            )
+        fixed = _KL_OF.get(advantage)
+        if fixed and self.kl.coefficient and (self.kl.estimator, self.kl.place) != (fixed["estimator"], fixed["place"]):
+            raise ValueError(
+                f"advantage.type={advantage!r} is defined with kl.estimator={fixed['estimator']!r} and "
+                f"kl.place={fixed['place']!r}, not {self.kl.estimator!r} and {self.kl.place!r}; leave both out"
+            )
+        return self
+
+    @property
+    def whitens(self) -> bool:
+        """Advantages are whitened over the step."""
+        advantage = self.advantage
+        return advantage.whiten if isinstance(advantage, CustomAdvantageConfig) else advantage.whitens
+
+    @property
+    def has_values(self) -> bool:
+        """There is a value head."""
+        return isinstance(self.advantage, GaeAdvantageConfig)
+
+    @property
+    def needs_measurements(self) -> bool:
+        """Advantages depend on what the learner measures at the start of the step, not on rewards alone."""
+        return self.has_values or (self.kl.coefficient > 0 and self.kl.place == "reward")
+
+    @property
+    def works_with_one_chain(self) -> bool:
+        """A problem may be tried once: there is something other than its own group to compare with."""
+        return self.advantage.compares != "group"
+
+
+_USUAL = {"advantage": "grpo", "loss": "ppo", "aggregation": "token_mean", "correction": "tis_token"}
+"""The `type` of a section that does not name one."""
+
+_KL_OF: dict[str | None, dict[str, str]] = {
+    "reinforce_pp": {"estimator": "k1", "place": "reward"},
+    "reinforce_pp_baseline": {"estimator": "k2", "place": "loss"},
+}
+"""Where and how REINFORCE++ penalises the divergence."""
+
+
+def _type_of(section: Any) -> str | None:
+    return section.get("type") if isinstance(section, Mapping) else getattr(section, "type", None)
 
 
 class OptimConfig(Config):

@@ -200,9 +200,10 @@ class RunConfig(Config):
                 f"rollout.max_turn_tokens={rollout.max_turn_tokens} is more than a trajectory may sample, "
                 f"rollout.max_sampled_tokens={rollout.max_sampled_tokens}"
             )
-        if rollout.chains < 2:
+        if rollout.chains < 2 and not self.algorithm.works_with_one_chain:
             raise ValueError(
-                "rollout.chains=1 gives every group an advantage of 0, nothing would be learnt; use 2 or more"
+                "rollout.chains=1 gives every group an advantage of 0, nothing would be learnt; use 2 or more, or an "
+                "algorithm.advantage that does not compare the chains of a problem (reinforce_pp, gae)"
             )
         if trajectories % self.optim.minibatches:
             raise ValueError(

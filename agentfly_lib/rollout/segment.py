@@ -10,6 +10,7 @@ that thousands of chains in flight stay small.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from array import array
 from collections.abc import Iterable, Sequence
@@ -100,12 +101,26 @@ class SegmentBuilder:
             )
         )
 
-    def observed(self, ids: Sequence[int], messages: Iterable[Message], *, seconds: float = 0.0) -> None:
+    def answered(self, answer: str) -> None:
+        """The newest sampled turn ended the chain with this answer.
+
+        Raises:
+            ValueError: no turn was sampled.
+        """
+        for index in range(len(self._turns) - 1, -1, -1):
+            if self._turns[index].sampled:
+                self._turns[index] = dataclasses.replace(self._turns[index], answer=answer)
+                return
+        raise ValueError("an answer needs a sampled turn")
+
+    def observed(
+        self, ids: Sequence[int], messages: Iterable[Message], *, seconds: float = 0.0, reward: float | None = None
+    ) -> None:
         """Append what came back to the policy: the ids between its last token and its next turn [B], all masked.
 
-        The template renders the messages together, so the ids are one span: the first message's turn holds it (and the
-        seconds), those after it are empty spans at its end. Without ids (the segment's prompt already renders the
-        messages) all of them are empty.
+        The template renders the messages together, so the ids are one span: the first message's turn holds it (with the
+        seconds, and the reward of the policy's turn), those after it are empty spans at its end. Without ids (the
+        segment's prompt already renders the messages) all of them are empty.
 
         Raises:
             ValueError: there is no prompt yet.
@@ -115,8 +130,10 @@ class SegmentBuilder:
         start = len(self)
         self._append_unsampled(ids)
         for message in messages:
-            self._turns.append(Turn(message=message, start=start, end=len(self), sampled=False, seconds=seconds))
-            start, seconds = len(self), 0.0
+            self._turns.append(
+                Turn(message=message, start=start, end=len(self), sampled=False, seconds=seconds, reward=reward)
+            )
+            start, seconds, reward = len(self), 0.0, None
 
     def build(self) -> Segment:
         """The segment as it stands."""

@@ -79,6 +79,8 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
         "finish": turn.finish,
         "policy_version": turn.policy_version,
         "seconds": turn.seconds,
+        "reward": turn.reward,
+        "answer": turn.answer,
     }
 
 
@@ -91,4 +93,6 @@ def _turn_from_json(value: dict[str, Any]) -> Turn:
         finish=None if value["finish"] is None else FinishReason(value["finish"]),
         policy_version=value["policy_version"],
         seconds=value["seconds"],
+        reward=value.get("reward"),  # shards of earlier releases have neither
+        answer=value.get("answer"),
     )

@@ -87,12 +87,12 @@ class TrainingEngine:
         """The module, without DeepSpeed around it. Under ZeRO 3 its parameters are empty outside of a forward pass."""
         return self._policy
 
-    def forward(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs with a graph, and entropies; see `PolicyModule`."""
+    def forward(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probs with a graph, entropies and values; see `PolicyModule`."""
         return self.deepspeed(*arguments)
 
     @torch.no_grad()
-    def measure(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def measure(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same without a graph."""
         self.deepspeed.eval()
         try:

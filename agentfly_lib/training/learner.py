@@ -87,7 +87,12 @@ class LearnerRank:
         self._vocab_size = int(policy_model.config.get_text_config().vocab_size)
         if config.learner.gradient_checkpointing:
             policy_model.gradient_checkpointing_enable({"use_reentrant": False})
-        policy = PolicyModule(policy_model, logit_chunk_tokens=config.learner.logit_chunk_tokens)
+        policy = PolicyModule(
+            policy_model,
+            logit_chunk_tokens=config.learner.logit_chunk_tokens,
+            entropy_gradient=config.algorithm.entropy_coefficient > 0,
+            value_head=config.algorithm.has_values,
+        )
         self.engine = TrainingEngine(policy, learner=config.learner, optim=config.optim, device=self.device)
         self._reference = self._load_reference(dtype)
         self._report: StepReport | None = None
@@ -126,10 +131,10 @@ class LearnerRank:
         seconds = seconds or Seconds()
         learner, optim = self.config.learner, self.config.optim
         with seconds.part("samples"):
-            samples, report = build_samples(groups, self.config.algorithm)
+            built = build_samples(groups, self.config.algorithm)
         with seconds.part("pack"):
             plan = plan_step(
-                samples,
+                built.samples,
                 minibatches=optim.minibatches,
                 world=self.world,
                 microbatch_tokens=learner.microbatch_tokens,
@@ -144,7 +149,7 @@ class LearnerRank:
             seconds=seconds,
         )
         self.clean = False
-        metrics = work.run(samples, plan, step=step)
+        metrics, report = work.run(built, plan, step=step)
         with seconds.part("canary"):
             self._canary = self.canary_logprobs(self.canary_token_ids)
         self._nonfinite = work.nonfinite_in_row

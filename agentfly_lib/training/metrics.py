@@ -19,6 +19,7 @@ __all__ = ["LossMeter", "finite_only", "sample_metrics"]
 _MEANS: dict[str, str] = {
     "policy_loss": "train/policy_loss/mean",
     "kl_loss": "train/kl_loss/mean",
+    "value_loss": "train/value_loss/mean",
     "entropy": "train/entropy/mean",
     "ratio": "train/ratio/mean",
     "clipped_high": "train/clip_fraction_high/mean",

@@ -16,7 +16,7 @@ from agentfly_lib.errors import ModelError
 from agentfly_lib.training.attention import Documents, register_attention
 from agentfly_lib.types import Batch
 
-__all__ = ["PolicyInputs", "PolicyModule", "load_policy", "token_logprobs"]
+__all__ = ["PolicyInputs", "PolicyModule", "ValueHead", "load_policy", "token_logprobs"]
 
 HEAD_SCALINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
 """Config entries of architectures whose logits are more than the head's output."""
@@ -46,15 +46,29 @@ class PolicyInputs:
 
 
 class PolicyModule(torch.nn.Module):
-    """A causal language model whose forward returns log-probs and entropies of the wanted tokens."""
+    """A causal language model whose forward returns log-probs, entropies and, if it has a head for them, values."""
 
-    def __init__(self, model: PreTrainedModel, *, logit_chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        logit_chunk_tokens: int,
+        entropy_gradient: bool = False,
+        value_head: bool = False,
+    ) -> None:
         super().__init__()
         self.model = model
         self.logit_chunk_tokens = logit_chunk_tokens
+        self.entropy_gradient = entropy_gradient
+        self.value_head = ValueHead(model) if value_head else None
 
-    def forward(self, inputs: PolicyInputs, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-probs [N] float32 with graph, entropies [N] detached) of `inputs.targets` under softmax(logits / T)."""
+    def forward(
+        self, inputs: PolicyInputs, temperature: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of `inputs.targets`, under softmax(logits / T): log-probs, entropies, and values of what precedes each.
+
+        All [N] float32, values [0] without a head for them; entropies carry a graph only if their gradient is wanted.
+        """
         row = {
             "input_ids": inputs.token_ids,
             "position_ids": inputs.position_ids,
@@ -63,21 +77,44 @@ class PolicyModule(torch.nn.Module):
         }
         targets, chunk = inputs.targets, self.logit_chunk_tokens
         if len(targets) <= chunk or any(getattr(self.model.config, name, None) for name in HEAD_SCALINGS):
-            logits = self.model(**row, logits_to_keep=inputs.sources).logits[0]
-            return token_logprobs(logits, targets, temperature)
+            output = self.model(**row, logits_to_keep=inputs.sources, output_hidden_states=self.value_head is not None)
+            logprobs, entropy = token_logprobs(output.logits[0], targets, temperature, self.entropy_gradient)
+            hidden = (
+                output.hidden_states[-1][0].index_select(0, inputs.sources) if self.value_head is not None else None
+            )
+            return logprobs, entropy, self._values(hidden, logprobs)
         hidden = self.model.get_decoder()(**row).last_hidden_state[0].index_select(0, inputs.sources)
-        head = self.model.get_output_embeddings()
+        head, gradient = self.model.get_output_embeddings(), self.entropy_gradient
         parts = [
-            checkpoint(_head_logprobs, head, hidden_part, target_part, temperature, use_reentrant=False)
+            checkpoint(_head_logprobs, head, hidden_part, target_part, temperature, gradient, use_reentrant=False)
             for hidden_part, target_part in zip(hidden.split(chunk), targets.split(chunk), strict=True)
         ]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        logprobs, entropy = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        return logprobs, entropy, self._values(hidden, logprobs)
+
+    def _values(self, hidden: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        return like.new_zeros(0) if self.value_head is None or hidden is None else self.value_head(hidden)
+
+
+class ValueHead(torch.nn.Module):
+    """What the policy may still expect, read from its last hidden states; it begins at 0 everywhere."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        width = model.config.get_text_config().hidden_size
+        self.linear = torch.nn.Linear(width, 1, dtype=model.dtype)
+        torch.nn.init.zeros_(self.linear.weight)
+        torch.nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, width] -> values [N] float32."""
+        return self.linear(hidden).squeeze(-1).float()
 
 
 def token_logprobs(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log softmax(logits / T) at the targets, and the entropy of that distribution (detached).
+    """log softmax(logits / T) at the targets, and the entropy of that distribution (detached unless asked otherwise).
 
     logits [N, V] of any dtype, targets [N]; both results [N] float32.
     """
@@ -85,7 +122,7 @@ def token_logprobs(
     if temperature != 1.0:
         logits = logits / temperature
     everything = torch.log_softmax(logits, dim=-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(everything.exp() * everything).sum(-1)
     return everything.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
 
@@ -109,6 +146,6 @@ def load_policy(path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _head_logprobs(
-    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return token_logprobs(head(hidden), targets, temperature)
+    return token_logprobs(head(hidden), targets, temperature, entropy_gradient)

@@ -67,7 +67,8 @@ async def test_a_recipe_that_names_it_collects_scores_and_trains(arrow, model_pa
     scores = await score_groups(agent.reward, groups, timeout=60, max_concurrency=2, retries=0)
     assert [(score.outcome, score.reward) for score in scores] == [(Outcome.SCORED, 1.0), (Outcome.SCORED, 0.0)]
     scored = [_with_rewards(groups[0], [score.reward for score in scores])]
-    samples, report = build_samples(scored, AlgorithmConfig())
+    built = build_samples(scored, AlgorithmConfig())
+    samples, report = built.samples, built.report
     assert report.loss_tokens == right.num_sampled + wrong.num_sampled
     assert [float(sample.advantages.max()) > 0 for sample in samples] == [True, False]
 

@@ -134,8 +134,8 @@ def test_the_deployed_demo_is_the_recipe() -> None:
 
 
 def test_a_bound_can_be_switched_off_and_survives_a_round_trip(recipe: Path) -> None:
-    config = load_config(recipe, ["algorithm.clip.dual=none"])
-    assert config.algorithm.clip.dual == "none"
+    config = load_config(recipe, ["algorithm.loss.dual_clip=none"])
+    assert config.algorithm.loss.dual_clip == "none"
     assert RunConfig.model_validate(tomllib.loads(config_toml(config))) == config
 
 

@@ -218,7 +218,8 @@ async def test_all_segments_train_with_the_advantage_of_their_trajectory(world, 
         assert len(trajectory.segments) == 2
         trajectories.append(dataclasses.replace(trajectory, id=f"g/{chain}", chain=chain, reward=float(chain)))
     group = TrajectoryGroup(id="g", problem=world.problem(), trajectories=tuple(trajectories))
-    samples, report = build_samples([group], AlgorithmConfig())
+    built = build_samples([group], AlgorithmConfig())
+    samples, report = built.samples, built.report
     assert (report.trained_trajectories, len(samples)) == (2, 4)
     for sample in samples:
         own = sample.advantages[sample.loss_mask]

@@ -32,11 +32,11 @@ def test_ranks_of_another_model_or_rule_are_told_apart(factories: ModuleType) ->
 def test_differences_name_the_keys_and_both_values(factories: ModuleType) -> None:
     one = training_identity(factories.run_config(), MODEL)
     two = training_identity(
-        factories.run_config(algorithm={"clip": {"low": 0.1}}, run={"steps": 11}),
+        factories.run_config(algorithm={"loss": {"clip_low": 0.1}}, run={"steps": 11}),
         MODEL.model_copy(update={"path": Path("/elsewhere")}),
     )
     assert differences(one, one) == []
-    assert differences(one, two) == ["algorithm.clip.low: 0.2 -> 0.1", "run.steps: 10 -> 11"]
+    assert differences(one, two) == ["algorithm.loss.clip_low: 0.2 -> 0.1", "run.steps: 10 -> 11"]
 
 
 @pytest.fixture

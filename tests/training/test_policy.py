@@ -47,7 +47,7 @@ def test_packed_log_probs_equal_those_of_each_sequence_alone(
     tiny_model: Path, factories: ModuleType, temperature: float
 ) -> None:
     samples = factories.samples(0, [9, 30, 14])
-    logprobs, entropy = policy(tiny_model)(PolicyInputs(to_batch(samples), CPU), temperature)
+    logprobs, entropy, _ = policy(tiny_model)(PolicyInputs(to_batch(samples), CPU), temperature)
     expected, expected_entropy = [], []
     for sample in samples:
         distribution = torch.log_softmax(full_logits(tiny_model, sample) / temperature, -1)
@@ -68,7 +68,7 @@ def test_chunks_of_the_output_head_change_nothing(tmp_path: Path, factories: Mod
     whole, parts = policy(path), policy(path, chunk=4)
     results = []
     for module in (whole, parts):
-        logprobs, entropy = module(inputs)
+        logprobs, entropy, _ = module(inputs)
         logprobs.square().sum().backward()
         results.append((logprobs, entropy, *(parameter.grad for parameter in module.parameters())))
     for one, other in zip(*results, strict=True):
@@ -88,14 +88,14 @@ def backward(module: PolicyModule, rows: list[list[TrainingSample]]) -> float:
     total = 0.0
     for row in rows:
         inputs = PolicyInputs(to_batch(row), CPU)
-        logprobs, _ = module(inputs)
+        logprobs, _, _ = module(inputs)
         loss = policy_loss(
             logprobs,
             old=logprobs.detach() - 0.1,
             recorded=inputs.recorded,
             advantages=inputs.advantages,
             reference=logprobs.detach() + 0.2,
-            denominator=denominator,
+            shares=torch.full_like(inputs.advantages, 1 / denominator),
             algorithm=ALGORITHM,
         )
         loss.loss.backward()
@@ -204,7 +204,7 @@ def test_an_empty_row_still_reaches_every_parameter_with_zero(tiny_model: Path) 
     from agentfly_lib.training.losses import zero_loss
 
     module = policy(tiny_model)
-    logprobs, _ = module(PolicyInputs(to_batch([]), CPU))
+    logprobs, _, _ = module(PolicyInputs(to_batch([]), CPU))
     zero_loss(logprobs).loss.backward()
     for parameter in module.parameters():
         assert parameter.grad is not None
