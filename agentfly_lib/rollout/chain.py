@@ -22,6 +22,7 @@ from agentfly_lib.configs.agent import SummaryConfig
 from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.errors import EngineError, InfrastructureError, PolicyError, RolloutError
 from agentfly_lib.inference.generate import Delta, Generate, GenerateStream, Generation, GenerationRequest
+from agentfly_lib.resources import ResourceEngine, ResourceScope
 from agentfly_lib.rollout.agent import ChainAgent
 from agentfly_lib.rollout.clock import ActivityClock
 from agentfly_lib.rollout.compaction import is_due, sliding_window, window_tokens, with_request, with_summary
@@ -52,6 +53,7 @@ async def run_chain(
     attempt: int = 0,
     prompts: FirstPrompts | None = None,
     clock: ActivityClock | None = None,
+    resources: ResourceEngine | None = None,
     on_event: Callable[[ChainEvent], None] | None = None,
 ) -> Trajectory:
     """Let `agent` work on `problem` once, and return what happened, failures included.
@@ -62,6 +64,7 @@ async def run_chain(
         attempt: how many tries of this chain failed before; only recorded.
         prompts: of this agent, if many chains share them.
         clock: told when a generation or tools are in flight.
+        resources: lends what tools need; without one the chain has an engine of its own, and shares no pool.
         on_event: told what happens, see `rollout.events`; must not raise.
 
     Raises:
@@ -82,6 +85,7 @@ async def run_chain(
         seed_of_turn=seed_of_turn,
         prompts=prompts or FirstPrompts(agent),
         clock=clock or ActivityClock(),
+        resources=resources,
         events=events,
     )
     with events.trajectory(problem.id):
@@ -174,6 +178,7 @@ class _Chain:
         seed_of_turn: Callable[[int], int],
         prompts: FirstPrompts,
         clock: ActivityClock,
+        resources: ResourceEngine | None,
         events: ChainEvents,
     ) -> None:
         self.id = trajectory_id
@@ -197,7 +202,12 @@ class _Chain:
         self._history: list[Message] = []
         """Everything that the next prompt renders."""
         self._problem = problem
-        self._context = ToolContext(trajectory_id=trajectory_id, group_id=group_id, problem=problem)
+        self._context = ToolContext(
+            trajectory_id=trajectory_id,
+            group_id=group_id,
+            problem=problem,
+            resources=ResourceScope(resources, trajectory_id),
+        )
         self._counts = dict.fromkeys(_METRICS, 0.0)
 
     async def play(self) -> StopReason:
@@ -248,6 +258,7 @@ class _Chain:
         return counts | {
             "seconds": seconds,
             "wait_seconds": waited,
+            "resource_wait_seconds": self._context.resources.waited,
             "sampled_tokens": float(self._num_sampled),
             "missing_logprobs": float(sum(builder.missing_logprobs for builder in self.segments)),
             "segments": float(len(self.segments)),
