@@ -252,6 +252,33 @@ def show(
 
 
 @app.command()
+def view(  # noqa: PLR0917 - options of a command line have names
+    run: Run,
+    other: Annotated[Path | None, typer.Option(help="Another run, to hold its rewards beside this one's.")] = None,
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, help="Port of the page; 0 takes a free one.")] = 8265,
+    export: Annotated[
+        Path | None, typer.Option(help="Write one group (--group) as a page of its own instead of serving.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="The group to export, e.g. 000002-00000.")] = None,
+) -> None:
+    """Look at trajectories in the browser: filter, sort, compare chains, colour tokens. Serves until Ctrl-C."""
+    from agentfly_lib.viewer.web.serve import export_group, serve_viewer
+
+    directory = _existing_run(run)
+    prepare_environment(directory.parent, quiet=True)
+    if other is not None:
+        _existing_run(other)
+    if export is None:
+        serve_viewer(directory, host=host, port=port, other=other)
+    elif group is None:
+        raise UserError("--export needs the group that is wanted: --group 000002-00000")
+    else:
+        export_group(directory, group, export)
+        typer.echo(str(export))
+
+
+@app.command()
 def ui(
     root: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
