@@ -133,7 +133,7 @@ class TestCatalog:
     @pytest.mark.parametrize(
         ("filters", "found"),
         [
-            ({}, [f"{group}/{chain}" for group in ("000001-00000", "000000-00000", "000000-00001") for chain in (0, 1)]),
+            ({}, [f"{name}/{chain}" for name in ("000001-00000", "000000-00000", "000000-00001") for chain in (0, 1)]),
             ({"step": 1}, ["000001-00000/0", "000001-00000/1"]),
             ({"min_reward": 0.25}, ["000000-00000/0", "000000-00000/1"]),
             ({"max_reward": 0.0}, ["000000-00001/0"]),
