@@ -9,6 +9,7 @@ from prefect import task
 from agentfly_lib.data.order import problems_of_step
 from agentfly_lib.inference.actor import RayGenerate
 from agentfly_lib.refs import DatasetRef, EngineRef, ShardsRef
+from agentfly_lib.resources import ResourceEngine
 from agentfly_lib.rollout import CollectProgress, RolloutSeeds
 from agentfly_lib.rollout import collect as collect_groups
 from agentfly_lib.store.manifest import RolloutStore
@@ -48,15 +49,17 @@ async def _collect(session: Session, step: int, dataset: DatasetRef, engines: En
                     completed=now.chains_done, total=now.chains, note=f"{now.failures} failed" * bool(now.failures)
                 )
 
-            collected = await collect_groups(
-                session.agent,
-                RayGenerate(engines),
-                problems,
-                store,
-                config=config.rollout,
-                seeds=RolloutSeeds(run_seed=config.run.seed, step=step),
-                on_progress=progress,
-            )
+            async with ResourceEngine(run=config.run.name) as resources:
+                collected = await collect_groups(
+                    session.agent,
+                    RayGenerate(engines),
+                    problems,
+                    store,
+                    config=config.rollout,
+                    seeds=RolloutSeeds(run_seed=config.run.seed, step=step),
+                    resources=resources,
+                    on_progress=progress,
+                )
         session.times.collected(step, collected)
     manifest = store.manifest
     return ShardsRef(

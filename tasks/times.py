@@ -94,6 +94,7 @@ class StepTimes:
         compute = sum(report.seconds.get(part, 0.0) for part in COMPUTE_PARTS)
         overhead = max(wall - generate - tools - reward - compute, 0.0)
         metrics = report.metrics | self._notes | rollout_metrics(self.groups)
+        metrics |= self._collected.resources if self._collected else {}
         metrics |= {
             "time/step/seconds": wall,
             "time/generation/seconds": generate,

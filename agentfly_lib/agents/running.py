@@ -11,6 +11,7 @@ from typing import Any
 from agentfly_lib.agents.generation import GenerationConfig
 from agentfly_lib.agents.result import RunResult
 from agentfly_lib.inference import Generate
+from agentfly_lib.resources import ResourceEngine
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.rewards.scoring import score_groups
 from agentfly_lib.rollout import ChainAgent, ChainLimits, RolloutSeeds, run_chain
@@ -40,7 +41,8 @@ class AgentRun:
 
     async def start(self, on_event: Callable[[ChainEvent], None] | None = None) -> RunResult:
         """Run the chains, then score them. Raises `EngineError`; cancelling it cancels what is in flight."""
-        chains = await self._chains(on_event)
+        async with ResourceEngine() as resources:
+            chains = await self._chains(resources, on_event)
         groups = [
             TrajectoryGroup(
                 id=str(index),
@@ -53,7 +55,9 @@ class AgentRun:
             groups = await self._scored(self.reward, groups)
         return RunResult(groups=tuple(groups))
 
-    async def _chains(self, on_event: Callable[[ChainEvent], None] | None) -> list[Trajectory]:
+    async def _chains(
+        self, resources: ResourceEngine, on_event: Callable[[ChainEvent], None] | None
+    ) -> list[Trajectory]:
         """All chains, in the order of the problems and then of the chains."""
         generation, prompts = self.generation, FirstPrompts(self.agent)
         seeds = RolloutSeeds(run_seed=generation.seed, step=0)
@@ -79,6 +83,7 @@ class AgentRun:
                     greedy=generation.greedy,
                     seed_of_turn=lambda turn: seeds.turn(index, number, turn),
                     prompts=prompts,
+                    resources=resources,
                     on_event=on_event,
                 )
 

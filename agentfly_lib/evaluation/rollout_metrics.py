@@ -10,6 +10,16 @@ from agentfly_lib.types import FailureKind, StopReason, TrajectoryGroup
 
 __all__ = ["rollout_metrics"]
 
+_MEANS = (
+    "tool_calls",
+    "tool_errors",
+    "generate_seconds",
+    "tool_seconds",
+    "resource_wait_seconds",
+    "prompt_tokens",
+    "cached_tokens",
+)
+
 
 def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """Numbers named `rollout/<what>/<statistic>`; means are over trajectories that did not fail."""
@@ -27,7 +37,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
             "rollout/sampled_tokens/mean": fmean(trajectory.num_sampled for trajectory in whole),
             "rollout/segments/mean": fmean(len(trajectory.segments) for trajectory in whole),
         }
-        for name in ("tool_calls", "tool_errors", "generate_seconds", "tool_seconds", "prompt_tokens", "cached_tokens"):
+        for name in _MEANS:
             metrics[f"rollout/{name}/mean"] = fmean(trajectory.metrics.get(name, 0.0) for trajectory in whole)
     stops = Counter(trajectory.stop for trajectory in trajectories)
     metrics |= {f"rollout/stop_{stop.value}/fraction": stops[stop] / len(trajectories) for stop in StopReason}

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 
 from agentfly_lib.configs.run import RolloutConfig
 from agentfly_lib.errors import EngineError
 from agentfly_lib.inference.generate import Generate
+from agentfly_lib.resources import ResourceEngine
 from agentfly_lib.rollout.agent import ChainAgent
 from agentfly_lib.rollout.breaker import CircuitBreaker
 from agentfly_lib.rollout.chain import run_chain
@@ -52,6 +54,8 @@ class Collected:
     """Where this attempt's wall time went."""
     progress: CollectProgress
     """The final counts."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """What the resource engine counted, see `ResourceEngine.metrics`."""
 
 
 async def collect(
@@ -63,6 +67,7 @@ async def collect(
     config: RolloutConfig,
     seeds: RolloutSeeds,
     greedy: bool = False,
+    resources: ResourceEngine | None = None,
     on_progress: Callable[[CollectProgress], None] | None = None,
     backoff_seconds: float = _BACKOFF_SECONDS,
 ) -> Collected:
@@ -72,6 +77,7 @@ async def collect(
         problems: (group id, problem) of the whole collection, the same in every attempt: a problem's place decides its
             seeds. Groups that are stored are skipped.
         config: limits, sampling, concurrency, retries. `config.chains` is the size of a group.
+        resources: lends what tools need, and stays open; without one the collection has its own.
         on_progress: called in the event loop when a chain ends, and at the end.
         backoff_seconds: pause before the first retry of a chain; doubled before each further one.
 
@@ -101,7 +107,8 @@ async def collect(
         ),
     )
     try:
-        return await collection.run()
+        async with AsyncExitStack() as own:
+            return await collection.run(resources or await own.enter_async_context(ResourceEngine()))
     except EngineError as error:
         done = len(store.done)
         raise EngineError(
@@ -145,10 +152,13 @@ class _Collection:
             store.append, flush_seconds=config.flush_seconds, groups_per_part=config.groups_per_part
         )
 
-    async def run(self) -> Collected:
+    async def run(self, resources: ResourceEngine) -> Collected:
         dropped: dict[str, str] = {}
+        for tool in self._agent.tools.values():
+            if tool.needs is not None:
+                resources.warm_up(tool.needs)
         try:
-            await self._fill()
+            await self._fill(resources)
         except TimeoutError:
             dropped = self._give_up()
         except BaseExceptionGroup as group:
@@ -158,21 +168,23 @@ class _Collection:
             await self._writer.drain()
         manifest = await asyncio.to_thread(self._store.finish, dropped)
         self._report(dropped_groups=len(dropped))
-        return Collected(manifest=manifest, seconds=self._clock.times(), progress=self._progress)
+        return Collected(
+            manifest=manifest, seconds=self._clock.times(), progress=self._progress, resources=resources.metrics()
+        )
 
-    async def _fill(self) -> None:
+    async def _fill(self, resources: ResourceEngine) -> None:
         """Run every missing chain. The writer is the body of the task group: it ends when the last group is written."""
         if not len(self._groups):
             return
         workers = min(self._config.max_concurrency, len(self._groups) * self._config.chains)
         async with asyncio.timeout(self._config.stage_timeout_seconds), asyncio.TaskGroup() as tasks:
             for _ in range(workers):
-                tasks.create_task(self._work())
+                tasks.create_task(self._work(resources))
             await self._writer.run()
 
-    async def _work(self) -> None:
+    async def _work(self, resources: ResourceEngine) -> None:
         for place in self._groups.places:
-            trajectory = await self._run_with_retries(place)
+            trajectory = await self._run_with_retries(place, resources)
             group = self._groups.add(place, trajectory)
             if group is not None:
                 self._writer.put(group)
@@ -184,7 +196,7 @@ class _Collection:
                 failures=self._progress.failures + (trajectory.failure is not None),
             )
 
-    async def _run_with_retries(self, place: ChainPlace) -> Trajectory:
+    async def _run_with_retries(self, place: ChainPlace, resources: ResourceEngine) -> Trajectory:
         attempt = 0
         while True:
             trajectory = await run_chain(
@@ -200,6 +212,7 @@ class _Collection:
                 attempt=attempt,
                 prompts=self._prompts,
                 clock=self._clock,
+                resources=resources,
             )
             self._count(sampled_tokens=self._progress.sampled_tokens + trajectory.num_sampled)
             failure = trajectory.failure
