@@ -55,6 +55,8 @@ class Agent(ABC):
 
     default_tools: ClassVar[tuple[str, ...]] = ()
     """Names of the tools of an agent that is given none."""
+    sees: ClassVar[bool] = False
+    """Whether images of tool results are shown to the model; otherwise a mark in the text says that there were some."""
 
     model_name_or_path: str | Path
     chat: ChatFormat
@@ -68,6 +70,8 @@ class Agent(ABC):
     """Limit of a call whose tool sets none of its own."""
     max_tool_chars: int
     """Longest observation of a tool that sets no limit of its own."""
+    max_calls_per_turn: int
+    """Tool calls of one turn that are run; those beyond are refused."""
     compaction: CompactionConfig
     """What happens when the context is nearly full."""
     reward_timeout_seconds: float
@@ -90,6 +94,7 @@ class Agent(ABC):
         max_turns: int = 3,
         tool_timeout_seconds: float = 30.0,
         max_tool_chars: int = 4096,
+        max_calls_per_turn: int = 32,
         compaction: CompactionConfig | None = None,
         reward_timeout_seconds: float = 30.0,
         chain_timeout_seconds: float = 600.0,
@@ -112,6 +117,7 @@ class Agent(ABC):
             max_turns=max_turns,
             tool_timeout_seconds=tool_timeout_seconds,
             max_tool_chars=max_tool_chars,
+            max_calls_per_turn=max_calls_per_turn,
             reward_timeout_seconds=reward_timeout_seconds,
             chain_timeout_seconds=chain_timeout_seconds,
             max_concurrency=max_concurrency,
@@ -127,6 +133,7 @@ class Agent(ABC):
             max_turns=max_turns,
             tool_timeout_seconds=tool_timeout_seconds,
             max_tool_chars=max_tool_chars,
+            max_calls_per_turn=max_calls_per_turn,
             compaction=compaction or NoCompactionConfig(),
             reward_timeout_seconds=reward_timeout_seconds,
             chain_timeout_seconds=chain_timeout_seconds,
@@ -146,6 +153,7 @@ class Agent(ABC):
             "max_turns": config.max_turns,
             "tool_timeout_seconds": config.tool_timeout_seconds,
             "max_tool_chars": config.max_tool_chars,
+            "max_calls_per_turn": config.max_calls_per_turn,
             "compaction": config.compaction,
             "reward_timeout_seconds": config.reward.timeout_seconds,
         }
@@ -179,7 +187,7 @@ class Agent(ABC):
 
     def observe(self, calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult]) -> list[Message]:
         """What comes back to the policy after its calls: a message of the role `tool` for each."""
-        return tool_messages(calls, results)
+        return tool_messages(calls, results, sees=self.sees)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -9,25 +9,26 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError
 
-from agentfly_lib.configs.base import Config
 from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.errors import ConfigError
 
 __all__ = ["GenerationConfig"]
 
-_ALIASES = {"max_new_tokens": "max_tokens", "max_length": "max_tokens"}
+_ALIASES = {
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+}
 
 
-class GenerationConfig(Config):
+class GenerationConfig(SamplingConfig):
     """How one run samples."""
 
     max_tokens: PositiveInt = 1024
     """Tokens of one turn."""
     temperature: NonNegativeFloat = 1.0
     """0 takes the most probable token each time."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     do_sample: bool = True
     """False is the same as temperature 0."""
     seed: Annotated[int, Field(ge=0, lt=2**62)] = Field(default_factory=lambda: secrets.randbits(62))
@@ -39,6 +40,8 @@ class GenerationConfig(Config):
         renamed = {_ALIASES.get(key, key): value for key, value in (values or {}).items()}
         if renamed.get("top_k") == -1:  # "all tokens" in vLLM's words
             renamed["top_k"] = 0
+        if isinstance(renamed.get("stop"), str):
+            renamed["stop"] = (renamed["stop"],)
         for key in renamed.keys() - cls.model_fields.keys():
             near = difflib.get_close_matches(key, cls.model_fields, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(cls.model_fields)}"
@@ -47,7 +50,8 @@ class GenerationConfig(Config):
             return cls.model_validate(renamed)
         except ValidationError as error:
             fault = error.errors()[0]
-            raise ConfigError(f"generation_config: {fault['loc'][0]} = {fault['input']!r}: {fault['msg']}") from error
+            where = ".".join(map(str, fault["loc"]))
+            raise ConfigError(f"generation_config: {where} = {fault['input']!r}: {fault['msg']}") from error
 
     @property
     def greedy(self) -> bool:
@@ -55,4 +59,5 @@ class GenerationConfig(Config):
 
     @property
     def sampling(self) -> SamplingConfig:
-        return SamplingConfig(temperature=self.temperature or 1.0, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p)
+        values = {name: getattr(self, name) for name in SamplingConfig.model_fields}
+        return SamplingConfig.model_validate(values | {"temperature": self.temperature or 1.0})

@@ -28,6 +28,8 @@ Action: one of the actions below, with its arguments by name, for example click(
 class GUIAgent(TextAgent):
     """Its tools are its actions (`gui_tools`); `finished` is always among them."""
 
+    sees = True
+
     screen: Screen
 
     def __init__(

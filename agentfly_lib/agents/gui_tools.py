@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentfly_lib.tools import Tool, ToolContext, tool
+from agentfly_lib.tools import Tool, ToolContext, ToolResult, tool
 
 __all__ = ["GuiAction", "Perform", "finished", "gui_tools"]
 
@@ -32,13 +32,13 @@ Perform = Callable[[GuiAction, ToolContext], Any]
 
 
 @tool(finishes=True)
-def finished(answer: str = "") -> str:
+def finished(answer: str = "") -> ToolResult:
     """The task is done.
 
     Args:
         answer: What was asked for, if the task asks for something.
     """
-    return answer or "done"
+    return ToolResult(observation=answer or "done", answer=answer)
 
 
 def gui_tools(perform: Perform) -> list[Tool]:

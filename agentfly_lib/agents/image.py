@@ -13,6 +13,8 @@ __all__ = ["ImageAgent"]
 class ImageAgent(HFAgent):
     """Puts the pictures of a problem's column `images` (or `image`) before the text of its first user message."""
 
+    sees = True
+
     def build_messages(self, problem: Problem) -> list[Message]:
         """The first prompt's conversation, with pictures as content parts."""
         messages = super().build_messages(problem)

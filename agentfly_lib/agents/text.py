@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from agentfly_lib.agents.agent import Agent
 from agentfly_lib.chat import MalformedCall, ToolCall
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.rollout.agent import content_of, text_without_images
 from agentfly_lib.tools import Tool, ToolResult
 from agentfly_lib.types import Message, Problem
 
@@ -52,9 +53,15 @@ class TextAgent(Agent):
         return [{"role": "system", "content": text}, *messages]
 
     def observe(self, calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult]) -> list[Message]:
-        """All results of the turn in one message."""
-        text = "\n".join(self.wrap(result.observation) for result in results)
-        return [{"role": self.observation_role, "content": text}]
+        """All results of the turn in one message, the images of all of them before the text."""
+        if not self.sees:
+            text = "\n".join(self.wrap(text_without_images(result)) for result in results)
+            return [{"role": self.observation_role, "content": text}]
+        whole = ToolResult(
+            observation="\n".join(self.wrap(result.observation) for result in results),
+            images=tuple(image for result in results for image in result.images),
+        )
+        return [{"role": self.observation_role, "content": content_of(whole, sees=True)}]
 
     def describe_tools(self) -> str:
         """One line per tool: name, description, arguments as JSON Schema."""

@@ -40,3 +40,9 @@ class ParsedReply:
     """In order of appearance."""
     reasoning: str = ""
     """What the model thought, in formats that have a channel for it; elsewhere it is in `content`."""
+
+    @property
+    def answer(self) -> str:
+        """The content without the reasoning that it begins with."""
+        _, end, said = self.content.partition("</think>")
+        return said.strip() if end else self.content

@@ -170,6 +170,8 @@ class AgentSettings(Config):
     """Limit of a tool call whose tool sets none of its own."""
     max_tool_chars: PositiveInt = 4096
     """Longer tool results are cut with a mark, where the tool sets no limit of its own."""
+    max_calls_per_turn: Annotated[int, Field(ge=1, le=128)] = 32
+    """Tool calls of one turn that are run; those beyond are refused, and the policy is told."""
     compaction: CompactionConfig = NoCompactionConfig()
     """What happens when the context is nearly full."""
 

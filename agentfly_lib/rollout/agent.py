@@ -10,7 +10,7 @@ from agentfly_lib.configs.agent import NoCompactionConfig, SlidingWindowConfig, 
 from agentfly_lib.tools import Tool, ToolResult
 from agentfly_lib.types import Message, Problem
 
-__all__ = ["ChainAgent", "tool_messages"]
+__all__ = ["ChainAgent", "content_of", "text_without_images", "tool_messages"]
 
 
 class ChainAgent(Protocol):
@@ -37,6 +37,9 @@ class ChainAgent(Protocol):
     def max_tool_chars(self) -> int: ...
 
     @property
+    def max_calls_per_turn(self) -> int: ...
+
+    @property
     def compaction(self) -> NoCompactionConfig | SlidingWindowConfig | SummaryConfig: ...
 
     def build_messages(self, problem: Problem) -> list[Message]:
@@ -52,12 +55,32 @@ class ChainAgent(Protocol):
         ...
 
 
-def tool_messages(calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult]) -> list[Message]:
-    """One message of the role `tool` per call: how most models are told of results."""
+def tool_messages(
+    calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult], *, sees: bool = False
+) -> list[Message]:
+    """One message of the role `tool` per call: how most models are told of results; `sees` as in `content_of`."""
     messages: list[Message] = []
     for call, result in zip(calls, results, strict=True):
-        message: Message = {"role": "tool", "tool_call_id": call.id, "content": result.observation}
+        message: Message = {"role": "tool", "tool_call_id": call.id, "content": content_of(result, sees=sees)}
         if isinstance(call, ToolCall):
             message["name"] = call.name
         messages.append(message)
     return messages
+
+
+def content_of(result: ToolResult, *, sees: bool) -> str | list[dict[str, Any]]:
+    """A result as the content of a message: a text, or, for an agent that sees, its images as parts before the text."""
+    if not result.images:
+        return result.observation
+    if not sees:
+        return text_without_images(result)
+    images = [{"type": "image", "image": image} for image in result.images]
+    return [*images, {"type": "text", "text": result.observation}]
+
+
+def text_without_images(result: ToolResult) -> str:
+    """The observation for an agent that does not see, with a mark that says what it is not shown."""
+    count = len(result.images)
+    if not count:
+        return result.observation
+    return f"{result.observation}\n[{count} {'image was' if count == 1 else 'images were'} left out]"

@@ -24,6 +24,10 @@ class ToolResult:
     error: str | None = None
     """Set if the call could not be executed or failed; `observation` tells the model then."""
     images: tuple[Any, ...] = ()
+    """Each a text: an address, or a `data:` URL that holds the image. A tool may give the bytes of an image file, a PIL
+    image or an array of pixels too, which are made such a URL."""
+    answer: str | None = None
+    """What a call that ends the trajectory gave as the answer. Of a tool that returns a plain value, that value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

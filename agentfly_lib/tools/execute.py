@@ -11,21 +11,26 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import difflib
+import functools
+import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentfly_lib.errors import InfrastructureError, RolloutError
 from agentfly_lib.tools.bounded import Outcome, TimedOut, call_in_thread, run_bounded
 from agentfly_lib.tools.call import MalformedCall, ToolCall, ToolContext, ToolResult
-from agentfly_lib.tools.observation import cut, to_result
+from agentfly_lib.tools.observation import cut, to_result, yielded
 from agentfly_lib.tools.schema import ArgumentError
 from agentfly_lib.tools.tool import Tool
 
 __all__ = ["execute_calls"]
 
 logger = logging.getLogger(__name__)
+
+_MAX_ANSWER = 1_000_000
+"""Characters of an answer, which no limit of observations cuts."""
 
 
 async def execute_calls(
@@ -98,7 +103,8 @@ async def _run(ready: _Ready, context: ToolContext, *, default_timeout: float, m
         return _refused(cut(f"{tool.name} failed: {_describe(outcome.error)}", limit))
     result: ToolResult = outcome.value
     finished = result.finished or (tool.finishes and result.error is None)
-    return dataclasses.replace(result, observation=cut(result.observation, limit), finished=finished)
+    answer = cut(result.answer, _MAX_ANSWER) if finished and result.answer is not None else None
+    return dataclasses.replace(result, observation=cut(result.observation, limit), finished=finished, answer=answer)
 
 
 async def _call_once(ready: _Ready, context: ToolContext, timeout: float) -> Outcome:
@@ -109,11 +115,16 @@ async def _call_once(ready: _Ready, context: ToolContext, timeout: float) -> Out
     def call() -> Any:
         value = tool.function(**keywords)
         # What a value looks like as text is part of the tool's time, and off the event loop where the tool is.
-        return value if hasattr(value, "__await__") else to_result(value)
+        return value if inspect.isawaitable(value) or isinstance(value, AsyncIterator) else to_result(value)
 
     async def run() -> ToolResult:
         value = call() if tool.is_async else await call_in_thread(call)
-        return value if isinstance(value, ToolResult) else to_result(await value)
+        if inspect.isawaitable(value):
+            value = await value
+            if isinstance(value, Iterator):  # which may block
+                return await call_in_thread(functools.partial(to_result, value))
+            value = value if isinstance(value, AsyncIterator) else to_result(value)
+        return to_result(await yielded(value)) if isinstance(value, AsyncIterator) else value
 
     return await run_bounded(run(), timeout)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from agentfly_lib.tools.call import ToolResult
 from agentfly_lib.tools.tool import tool
 
 __all__ = ["finish"]
 
 
 @tool(finishes=True)
-def finish() -> str:
+def finish() -> ToolResult:
     """Say that the task is done. Nothing can be done after this."""
-    return "Finished."
+    return ToolResult(observation="Finished.")  # no answer of its own: what was said beside the call is the answer

@@ -98,22 +98,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _written(result: ToolResult) -> Any:
-    import base64
-
     import mcp_types
 
     content: list[Any] = [mcp_types.TextContent(text=result.observation)]
     for image in result.images:
-        if isinstance(image, bytes):
-            data = base64.b64encode(image).decode()
-            content.append(mcp_types.ImageContent(data=data, mime_type=_image_type(image)))
+        kind, is_data, data = image.removeprefix("data:").partition(";base64,")
+        if is_data:
+            content.append(mcp_types.ImageContent(data=data, mime_type=kind))
         else:
-            content.append(mcp_types.TextContent(text=f"[an image: {type(image).__name__}]"))
+            content.append(mcp_types.TextContent(text=f"[an image: {image}]"))
     return mcp_types.CallToolResult(content=content, is_error=result.error is not None)
-
-
-def _image_type(data: bytes) -> str:
-    return "image/jpeg" if data.startswith(b"\xff\xd8") else "image/webp" if data[8:12] == b"WEBP" else "image/png"
 
 
 if __name__ == "__main__":

@@ -5,37 +5,61 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from agentfly_lib.tools.call import ToolResult
+from agentfly_lib.tools.images import image_texts
 
-__all__ = ["cut", "to_result"]
+__all__ = ["cut", "to_result", "yielded"]
 
+MAX_ITEMS = 1_000
+"""Of a generator: it may have no end."""
 _NOTHING = "(no output)"
 
 
 def to_result(value: Any) -> ToolResult:
     """Any return value as a result.
 
-    A dict with the key `observation` is taken apart (`reward`, `finished` or `done`, `error`, `image` or `images`;
-    other keys are the tool's own business); other structured values become JSON; None says that there was no output.
+    A dict with the key `observation` is taken apart (`reward`, `finished` or `done`, `error`, `answer`, `image` or
+    `images`; other keys are the tool's own business); other structured values become JSON; what a generator yields is
+    put one below the other; None says that there was no output.
+
+    Raises `ValueError` or `TypeError` for a reward that is not finite, or an image that is none.
     """
     if isinstance(value, ToolResult):
         reward = None if value.env_reward is None else _finite(value.env_reward)
-        return dataclasses.replace(value, observation=_text(value.observation), env_reward=reward)
+        return dataclasses.replace(
+            value,
+            observation=_text(value.observation),
+            env_reward=reward,
+            images=image_texts(value.images),
+            answer=None if value.answer is None else _text(value.answer),
+        )
     if isinstance(value, Mapping) and "observation" in value:
-        reward, error = value.get("reward"), value.get("error")
+        reward, error, answer = value.get("reward"), value.get("error"), value.get("answer")
         return ToolResult(
             observation=_text(value["observation"]),
             finished=bool(value.get("finished", value.get("done", False))),
             env_reward=None if reward is None else _finite(reward),
             error=None if error is None else _text(error),
-            images=_images(value),
+            images=image_texts(_images(value)),
+            answer=None if answer is None else _text(answer),
         )
-    return ToolResult(observation=_text(value))
+    text = _text(value)
+    return ToolResult(observation=text, answer=text)
+
+
+async def yielded(items: AsyncIterator[Any]) -> Iterator[Any]:
+    """What an asynchronous generator yields, as an ordinary iterator: no more of it than `to_result` looks at."""
+    found: list[Any] = []
+    async for item in items:
+        found.append(item)
+        if len(found) > MAX_ITEMS:
+            break
+    return iter(found)
 
 
 def cut(text: str, max_chars: int) -> str:
@@ -60,6 +84,8 @@ def _text(value: Any) -> str:
 def _spelled(value: Any) -> str:
     if value is None:
         return _NOTHING
+    if isinstance(value, Iterator):
+        return _joined(value)
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray):
@@ -77,6 +103,17 @@ def _spelled(value: Any) -> str:
         except (TypeError, ValueError):
             return str(value)
     return str(value)
+
+
+def _joined(items: Iterator[Any]) -> str:
+    """The items of a generator, of which one that has no end is not asked for all."""
+    texts: list[str] = []
+    for item in items:
+        if len(texts) == MAX_ITEMS:
+            texts.append(f"[more than {MAX_ITEMS} items]")
+            break
+        texts.append(_spelled(item))
+    return "\n".join(texts) or _NOTHING
 
 
 def _finite(reward: Any) -> float:

@@ -105,7 +105,7 @@ def read_signature(function: Callable[..., Any], *, tool: str) -> Arguments:
             info = Field(default, alias=name, description=described.get(name) or None)
             fields[f"a{len(names)}"] = (annotation, info)
             names.append(name)
-    settings = ConfigDict(extra="allow" if takes_more else "forbid", arbitrary_types_allowed=False)
+    settings = ConfigDict(extra="allow" if takes_more else "forbid", arbitrary_types_allowed=False, allow_inf_nan=False)
     try:
         model = create_model("Arguments", __config__=settings, **fields)
         schema = model.model_json_schema(schema_generator=_Untitled)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, overload
 
+from agentfly_lib.envs.spec import EnvironmentSpec
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.resources.spec import ResourceSpec
 from agentfly_lib.tools.given_schema import GivenArguments
@@ -45,7 +46,7 @@ class Tool:
     max_chars: int | None = None
     """Longest observation; the agent's limit if unset."""
     finishes: bool = False
-    """A successful call ends the trajectory."""
+    """A successful call ends the trajectory, and what it returns is the answer."""
     retries: int = 0
     """Tries after the first when the function raises."""
     needs: ResourceSpec | None = None
@@ -107,6 +108,11 @@ class Tool:
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  a callable object with an async __call__
         )
+
+    @property
+    def may_end(self) -> bool:
+        """A call may end the trajectory, or change what an environment says that it is worth."""
+        return self.finishes or isinstance(self.needs, EnvironmentSpec)
 
     def check(self) -> None:
         """Raises `UserError` if this tool cannot work here: asked before any rollout begins, not in one."""

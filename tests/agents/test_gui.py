@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from agentfly_lib.agents import GuiAction, GUIAgent, ImageAgent, gui_tools
+from typing import ClassVar
+
+import pytest
+
+from agentfly_lib.agents import GuiAction, GUIAgent, HFAgent, ImageAgent, ReActAgent, gui_tools
 from agentfly_lib.chat.gui_action import Screen
 from agentfly_lib.inference import ScriptedGenerate
-from agentfly_lib.types import Problem, StopReason
+from agentfly_lib.store.turns import dump_turns
+from agentfly_lib.tools import ToolCall, ToolResult, tool
+from agentfly_lib.types import Problem, StopReason, TrajectoryGroup
 
 QUESTION = {"role": "user", "content": "Log in."}
 
@@ -87,6 +93,47 @@ def test_the_prompt_names_screen_and_actions(model_path):
 
 def test_it_can_always_finish(model_path):
     assert list(GUIAgent(model_path).tools) == ["finished"]
+
+
+class TestImagesOfResults:
+    RESULT: ClassVar = {"observation": "a form", "image": b"\x89PNG"}
+    PART: ClassVar = {"type": "image", "image": "data:image/png;base64,iVBORw=="}
+
+    async def test_a_gui_agent_is_shown_the_screen(self, model_path):
+        agent = made(model_path, ["Action: key(keys='a')", "Action: finished(answer='x')"], lambda *_: self.RESULT)
+        (trajectory,) = (await agent.run([QUESTION])).trajectories
+        assert trajectory.failure is None
+        assert trajectory.messages[1]["content"] == [self.PART, {"type": "text", "text": "a form"}]
+        assert trajectory.final_response == "x"
+
+    async def test_one_message_holds_the_images_of_all_results(self, model_path):
+        results = [ToolResult(observation="1", images=("a",)), ToolResult(observation="2", images=("b", "c"))]
+        (message,) = GUIAgent(model_path).observe([], results)
+        assert [part.get("image") or part["text"] for part in message["content"]] == ["a", "b", "c", "1\n2"]
+
+    async def test_an_image_agent_gets_them_with_the_result_of_the_call(self, model_path):
+        look = tool(name="look")(lambda: self.RESULT)
+        script = ['<tool_call>{"name": "look", "arguments": {}}</tool_call>', "A form."]
+        chat = ImageAgent(model_path).chat
+        agent = ImageAgent(model_path, tools=[look], backend=ScriptedGenerate(script, format=chat))
+        (trajectory,) = (await agent.run([QUESTION])).trajectories
+        assert trajectory.failure is None
+        assert trajectory.messages[1] == {
+            "role": "tool",
+            "tool_call_id": "call-0",
+            "name": "look",
+            "content": [self.PART, {"type": "text", "text": "a form"}],
+        }
+        group = TrajectoryGroup(id="0", problem=Problem(id="p", messages=(QUESTION,)), trajectories=(trajectory,))
+        assert "iVBORw==" in dump_turns([segment.turns for segment in group.trajectories[0].segments], "turns")
+
+    @pytest.mark.parametrize("kind", [HFAgent, ReActAgent])
+    def test_an_agent_that_does_not_see_is_told_that_they_were_left_out(self, model_path, kind):
+        calls = [ToolCall(id="call-0", name="look", arguments={})]
+        one, two = ToolResult(observation="a form", images=("a",)), ToolResult(observation="b", images=("a", "b"))
+        agent = kind(model_path, tools=[])
+        assert agent.observe(calls, [one])[0]["content"].endswith("a form\n[1 image was left out]")
+        assert agent.observe(calls, [two])[0]["content"].endswith("b\n[2 images were left out]")
 
 
 class TestImageAgent:

@@ -271,10 +271,10 @@ class TestSearch:
         assert content.count("<information>") == content.count("</information>") == 2
         assert content.index("about a") < content.index("about b")
 
-    async def test_a_reward_sees_the_whole_last_turn(self, model_path):
+    async def test_a_reward_sees_the_answer_alone(self, model_path):
         @reward(inline=True)
         def tagged(final_response: str) -> bool:
-            return final_response == "<answer>4 kg</answer>"
+            return final_response == "4 kg"
 
         agent, _ = made(SearchAgent, model_path, ["<answer>4 kg</answer>"], reward_fn=tagged)
         assert (await agent.run([QUESTION])).rewards == [1.0]

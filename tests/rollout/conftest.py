@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentfly_lib.chat import Bridge, HermesParser, ParsedReply
+from agentfly_lib.chat import Bridge, HermesParser, ParsedReply, StreamDecoder
 from agentfly_lib.configs import CompactionConfig, NoCompactionConfig, RolloutConfig
 from agentfly_lib.inference import GenerationRequest, ScriptedGenerate
 from agentfly_lib.rollout import ChainLimits, RolloutSeeds, collect, run_chain, tool_messages
@@ -40,6 +40,9 @@ class CharacterChat:
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(token) for token in ids if token != STOP)
+
+    def stream_decoder(self) -> StreamDecoder:
+        return StreamDecoder(self.decode, chr)
 
     def prompt_ids(self, messages: Sequence[Message], tools: object = None) -> list[int]:
         return encode("".join(f"{message['role'][0].upper()} {message['content']}|" for message in messages) + "A ")
@@ -78,6 +81,7 @@ class CharacterAgent:
     max_turns: int = 3
     tool_timeout_seconds: float = 5.0
     max_tool_chars: int = 200
+    max_calls_per_turn: int = 8
     compaction: CompactionConfig = field(default_factory=NoCompactionConfig)
 
     @property

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from agentfly_lib.errors import EngineError, EnvironmentFailure, InfrastructureError
 from agentfly_lib.inference import Generation, ScriptedGenerate
 from agentfly_lib.rollout import ChainLimits
+from agentfly_lib.store.shards import read_part, write_part
 from agentfly_lib.tools import ToolContext, tool
-from agentfly_lib.types import FailureKind, FinishReason, StopReason
+from agentfly_lib.tools.answer import answer
+from agentfly_lib.tools.finish import finish
+from agentfly_lib.types import FailureKind, FinishReason, StopReason, TrajectoryGroup
 
 
 def text(segment, *, masked: bool | None = None) -> str:
@@ -125,6 +128,62 @@ async def test_the_calls_of_the_last_turn_are_not_run(world):
     trajectory = await world.run(generate, agent, limits=limits(world, max_turns=2))
     assert trajectory.stop is StopReason.MAX_TURNS
     assert (trajectory.num_turns, len(generate.requests), len(runs)) == (2, 2, 1)
+
+
+async def test_the_last_turn_may_still_hand_in_the_answer(world):
+    asked = world.call("count") + world.call("submit", '{"answer": "4"}')
+    trajectory = await world.run(world.scripted(asked), limits=limits(world, max_turns=1))
+    assert trajectory.stop is StopReason.FINISHED
+    assert trajectory.env_reward == 0.5
+    assert [message["content"] for message in trajectory.messages[1:]] == ["1", "handed in"]
+    refused = await world.run(world.scripted(world.call("submit")), limits=limits(world, max_turns=1))
+    assert refused.stop is StopReason.MAX_TURNS
+    assert "missing argument answer" in refused.messages[-1]["content"]
+
+
+async def test_calls_beyond_the_limit_of_a_turn_are_refused_as_one(world):
+    runs = []
+    record = tool(name="record")(lambda: runs.append(1))
+    agent = world.CharacterAgent(tools={"record": record}, max_calls_per_turn=2)
+    trajectory = await world.run(
+        world.scripted(world.call("record") * 5, "done"), agent, limits=limits(world, max_turn_tokens=400)
+    )
+    answers = [message["content"] for message in trajectory.messages if message["role"] == "tool"]
+    assert answers[:2] == ["(no output)"] * 2
+    assert len(answers) == 3
+    assert "At most 2 tool calls are taken in a turn" in answers[2]
+    assert len(runs) == 2
+
+
+class TestTheAnswer:
+    """`final_response` is what the policy gave as its answer, wherever its format has it."""
+
+    async def finish(self, world, *replies, tools=None, **options):
+        agent = world.CharacterAgent(**({} if tools is None else {"tools": {each.name: each for each in tools}}))
+        return await world.run(world.scripted(*replies), agent, limits=limits(world), **options)
+
+    async def test_a_last_turn_without_its_thoughts(self, world):
+        trajectory = await self.finish(world, "<think>2 and 2</think> It is 4.")
+        assert trajectory.final_response == "It is 4."
+        assert trajectory.messages[-1]["content"] == "<think>2 and 2</think> It is 4."
+
+    async def test_what_a_finishing_tool_returns(self, world):
+        said = "I hand it in." + world.call("answer", '{"answer": "4"}')
+        assert (await self.finish(world, said, tools=[answer])).final_response == "4"
+
+    async def test_what_was_said_beside_a_call_that_finishes_without_an_answer(self, world):
+        said = "<think>so</think> It is 4. " + world.call("finish")
+        assert (await self.finish(world, said, tools=[finish])).final_response == "It is 4."
+
+    async def test_a_chain_that_was_cut_has_none_and_its_last_turn_stands_for_it(self, world):
+        trajectory = await world.run(world.scripted("x" * 99), limits=limits(world, max_turn_tokens=5))
+        assert (trajectory.stop, trajectory.final_response) == (StopReason.MAX_TOKENS, "xxxxx")
+
+    async def test_it_is_kept_in_shards(self, world, tmp_path):
+        trajectory = await self.finish(world, world.call("answer", '{"answer": "4"}'), tools=[answer])
+        group = TrajectoryGroup(id="g", problem=world.problem(), trajectories=(trajectory,))
+        part = write_part(tmp_path / "part-00000.arrow", [group], step=0)
+        assert read_part(tmp_path / part.name)[0].trajectories[0].final_response == "4"
 
 
 async def test_a_cut_turn_stops_the_chain_and_its_calls_are_never_run(world):

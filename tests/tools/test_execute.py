@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
+import itertools
 import math
 import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -86,22 +91,96 @@ class TestResults:
     @pytest.mark.parametrize(
         ("images", "expected"),
         [
-            ({"image": b"a"}, (b"a",)),
-            ({"images": [b"a", b"b"]}, (b"a", b"b")),
-            ({"image": b"a", "images": (b"b", None)}, (b"a", b"b")),
-            ({"images": b"a"}, (b"a",)),
+            ({"image": "a.png"}, ("a.png",)),
+            ({"images": ["a.png", b"\x89PNG"]}, ("a.png", "data:image/png;base64,iVBORw==")),
+            ({"image": Path("a.png"), "images": (b"GIF89a", None)}, ("a.png", "data:image/gif;base64,R0lGODlh")),
+            ({"images": b"\xff\xd8"}, ("data:image/jpeg;base64,/9g=",)),
             ({"image": None}, ()),
         ],
     )
     async def test_one_image_or_several(self, images, expected):
         assert await observe({"observation": "seen", **images}) == ToolResult(observation="seen", images=expected)
 
+    @pytest.mark.parametrize(
+        ("image", "fault"),
+        [
+            (b"GIF", "an image of 3 bytes that is no PNG"),
+            (b"\x89PNG" + b"x" * 21 * 2**20, "an image of 22020100 bytes; 20971520 are the most"),
+            ("x" * 50_000_000, "an image of 50000000 characters"),
+            (["a.png"] * 17, "more than 16 images"),
+            (object(), "a object where an image should be"),
+        ],
+    )
+    async def test_what_is_no_image_is_an_error_of_the_tool(self, image, fault):
+        result = await observe({"observation": "seen", "images": image})
+        assert fault in (result.error or "")
+        assert result.images == ()
+
+    async def test_pixels(self):
+        image_module = pytest.importorskip("PIL.Image")
+        pixels = np.zeros((2, 3, 3), np.uint8)
+        for image in (pixels, image_module.fromarray(pixels)):
+            (url,) = (await observe(ToolResult(observation="seen", images=(image,)))).images
+            data = base64.b64decode(url.removeprefix("data:image/png;base64,"))
+            assert image_module.open(io.BytesIO(data)).size == (3, 2)
+
+    @pytest.mark.parametrize(
+        ("make", "observation"),
+        [
+            (lambda: iter(["a", 1, None]), "a\n1\n(no output)"),
+            (lambda: (str(i) for i in range(3)), "0\n1\n2"),
+            (lambda: map(str, ()), "(no output)"),
+        ],
+    )
+    async def test_what_a_generator_yields_is_the_observation(self, make, observation):
+        assert (await observe(make())).observation == observation
+
+    async def test_a_generator_without_end_is_left_after_enough_of_it(self):
+        lines = (await observe(itertools.count(), max_chars=10_000)).observation.splitlines()
+        assert lines == [*map(str, range(1000)), "[more than 1000 items]"]
+
+    async def test_asynchronous_generators(self):
+        async def some():
+            yield "a"
+            yield {"b": 1}
+
+        async def endless():
+            while True:
+                yield "x"
+
+        async def a_plain_one():
+            return iter("ab")
+
+        made = [tool(name="some")(some), tool(name="endless")(endless), tool(name="plain")(a_plain_one)]
+        found = await run(calls("some", "endless", "plain"), *made, max_chars=10_000)
+        assert [result.observation[-24:] for result in found] == ['a\n{"b": 1}', "x\n[more than 1000 items]", "a\nb"]
+
+    async def test_a_generator_that_raises_or_blocks_is_the_tools_fault(self):
+        release = threading.Event()
+
+        def raises():
+            yield 1
+            raise OSError("gone")
+
+        def blocks():
+            yield 1
+            release.wait(60)
+
+        try:
+            found = await run(calls("raises", "blocks"), tool(raises), tool(timeout=0.2)(blocks))
+        finally:
+            release.set()
+        assert [result.error for result in found] == [
+            "raises failed: OSError: gone",
+            "blocks did not answer within 0.2 seconds.",
+        ]
+
     async def test_a_huge_one(self):
         result = await observe("x" * 100_000_000)
         assert result.observation == "x" * 1000 + "\n[99999000 more characters were cut]"
 
     async def test_a_result_of_its_own(self):
-        wanted = ToolResult(observation="seen", env_reward=1.0, images=("png",))
+        wanted = ToolResult(observation="seen", env_reward=1.0, images=("a.png",))
         assert await observe(wanted) == wanted
 
     async def test_a_reward_that_is_no_number_is_an_error(self):
@@ -387,6 +466,17 @@ class TestSeveralCalls:
 
 
 class TestFinishing:
+    async def test_what_it_returns_is_the_answer_however_long_it_is(self):
+        (result,) = await run(calls("submit", answer="x" * 500), submit, max_chars=10)
+        assert result.answer == "submitted " + "x" * 500
+        assert len(result.observation) < 60
+
+    async def test_a_result_says_itself_what_the_answer_is_or_that_there_is_none(self):
+        said = {"observation": "seen", "done": True, "answer": 4}
+        assert (await observe(said)).answer == "4"
+        assert (await observe(ToolResult(observation="seen", finished=True))).answer is None
+        assert (await observe("not finished")).answer is None
+
     async def test_later_calls_are_not_run_and_do_not_undo_it(self):
         ran = []
         log = tool(name="log")(lambda: ran.append("log"))

@@ -123,7 +123,7 @@ class TestForeignTools:
             assert (await run("add", a=2, b=3)).observation == "5"
             assert "'a' is a required property" in ((await run("add")).error or "")
             assert "argument a: 'x' is not of type 'integer'" in ((await run("add", a="x")).error or "")
-            assert (await run("picture")).images == (b"\x89PNG not really",)
+            assert (await run("picture")).images == ("data:image/png;base64,iVBORyBub3QgcmVhbGx5",)
             failed = await run("fails")
             assert failed.observation == failed.error == "Error executing tool fails"
             names = (await run("environment")).observation.split(",")

@@ -147,10 +147,13 @@ class TestSettings:
 class TestFinishingTools:
     async def test_they_end_the_trajectory(self):
         context = ToolContext(trajectory_id="g/0", group_id="g", problem=Problem(id="p", messages=()))
-        for name, arguments, shown in (("answer", {"answer": "42"}, "42"), ("finish", {}, "Finished.")):
-            calls = [ToolCall(id="0", name=name, arguments=arguments)]
+        for name, given, shown, answer in (
+            ("answer", {"answer": "42"}, "42", "42"),
+            ("finish", {}, "Finished.", None),
+        ):
+            calls = [ToolCall(id="0", name=name, arguments=given)]
             (result,) = await execute_calls(calls, {name: get_tool(name)}, context, default_timeout=5, max_chars=99)
-            assert result == ToolResult(observation=shown, finished=True)
+            assert result == ToolResult(observation=shown, finished=True, answer=answer)
 
 
 class TestRegistry:
