@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agentfly_lib.rewards.qa import accepted_answers, normalize_answer, stated_answer
+from agentfly_lib.envs.search import scoring
+from agentfly_lib.rewards.qa import accepted_answers, stated_answer
 from agentfly_lib.rewards.reward import reward
 
 __all__ = ["exact_match"]
@@ -12,7 +13,4 @@ __all__ = ["exact_match"]
 def exact_match(final_response: str, answer: object) -> float | None:
     """The column `answer` holds one right answer or a list of them; None where it holds none."""
     accepted = accepted_answers(answer)
-    if not accepted:
-        return None
-    given = normalize_answer(stated_answer(final_response))
-    return float(any(given == normalize_answer(right) for right in accepted))
+    return scoring.exact_match(stated_answer(final_response), accepted) if accepted else None

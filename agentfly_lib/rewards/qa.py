@@ -1,26 +1,14 @@
-"""Answers to questions in words: where a response states its answer, and how texts are compared.
-
-Normalisation is SQuAD's (Rajpurkar et al. 2016, arXiv 1606.05250): lower case, no punctuation, no articles, single
-spaces.
-"""
+"""Answers to questions in words: where a response states its answer, and which answers are right."""
 
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Iterable
 
-__all__ = ["accepted_answers", "normalize_answer", "stated_answer"]
+__all__ = ["accepted_answers", "stated_answer"]
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _CLOSE, _OPEN = "</answer>", "<answer>"
 _PREFIX = re.compile(r"final answer\s*:|answer\s+is\b:?", re.IGNORECASE)
-
-
-def normalize_answer(text: str) -> str:
-    """SQuAD's normal form."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def stated_answer(text: str) -> str:

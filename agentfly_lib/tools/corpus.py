@@ -6,13 +6,12 @@ A row has a text (`text` or `contents`), and may have `title`, `url` and `id`.
 from __future__ import annotations
 
 import functools
-import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from agentfly_lib.envs.search.corpus import parse_document
 from agentfly_lib.errors import DataError
 from agentfly_lib.tools.bm25 import Bm25
 from agentfly_lib.tools.bounded import call_in_thread
@@ -77,11 +76,5 @@ def _rows(path: Path) -> Iterator[SearchHit]:
 
 
 def _hit(line: str, where: str) -> SearchHit:
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: this is no JSON: {error}") from error
-    text = row.get("text", row.get("contents")) if isinstance(row, dict) else None
-    if not isinstance(text, str):
-        raise DataError(f"{where}: a row needs a text under 'text' or 'contents'")
-    return SearchHit(title=str(row.get("title") or ""), url=str(row.get("url") or row.get("id") or ""), text=text)
+    document = parse_document(line, where)
+    return SearchHit(title=document.title, url=document.id, text=document.text)

@@ -1,4 +1,5 @@
-"""`web_search`: finds pages. Where, says its provider: a corpus on disk, a search endpoint, or one of your own.
+"""`web_search`: finds pages. Where, says its provider: a corpus on disk, an index service, a search endpoint, or one of
+your own.
 
 [agent.tool_settings.web_search]
 provider = { type = "corpus", path = "data/pages.jsonl" }
@@ -6,13 +7,17 @@ provider = { type = "corpus", path = "data/pages.jsonl" }
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
 from agentfly_lib.configs.base import Config
+from agentfly_lib.envs.search.service import IndexSpec
+from agentfly_lib.envs.search.settings import IndexConfig
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.tools.call import ToolContext
 from agentfly_lib.tools.corpus import CorpusProvider
 from agentfly_lib.tools.http_search import EndpointProvider, SearxngSettings, SerperSettings
 from agentfly_lib.tools.observation import cut
@@ -36,10 +41,27 @@ class CorpusSettings(Config):
             raise ConfigError(f"web_search: there is no corpus {self.path}, seen from {Path.cwd()}")
 
 
+class IndexSettings(IndexConfig):
+    """An index in a process of its own, by words or by embeddings, which all trajectories share."""
+
+    type: Literal["index"] = "index"
+
+    @property
+    def spec(self) -> IndexSpec:
+        """The index as a resource."""
+        return IndexSpec(config=IndexConfig(**{name: getattr(self, name) for name in IndexConfig.model_fields}))
+
+    def check(self) -> None:
+        """Raises `ConfigError` if a package or a file is not there."""
+        self.spec.check()
+
+
 class WebSearchSettings(ToolSettings):
     """Where is searched, and what is shown."""
 
-    provider: Annotated[CorpusSettings | SearxngSettings | SerperSettings, Field(discriminator="type")] | None = None
+    provider: (
+        Annotated[CorpusSettings | IndexSettings | SearxngSettings | SerperSettings, Field(discriminator="type")] | None
+    ) = None
     results: PositiveInt = 5
     """Hits shown."""
     max_hit_chars: PositiveInt = 800
@@ -66,7 +88,29 @@ def make_web_search(provider: SearchProvider, settings: WebSearchSettings | None
             query: What to look for, in a few words.
         """
         hits = await provider.search(query, shown.results)
-        return "\n\n".join(_shown(number, hit, shown) for number, hit in enumerate(hits, 1)) or "(nothing was found)"
+        return _all_shown(hits, shown)
+
+    return web_search
+
+
+def _index_search(settings: WebSearchSettings, spec: IndexSpec) -> Tool:
+    @tool(
+        name="web_search",
+        settings=settings,
+        make=_from_settings,
+        max_chars=settings.results * (settings.max_hit_chars + 300),
+        needs=spec,
+        timeout=spec.config.timeout_seconds + spec.config.start_seconds,  # a dead index is started anew
+    )
+    async def web_search(query: str, context: ToolContext) -> str:
+        """Search for pages. The best ones are shown, with their address and a passage.
+
+        Args:
+            query: What to look for, in a few words.
+        """
+        found = await context.resources[spec].search(query, settings.results)
+        hits = [SearchHit(title=document.title, url=document.id, text=document.text) for document in found]
+        return _all_shown(hits, settings)
 
     return web_search
 
@@ -82,8 +126,14 @@ def _from_settings(settings: WebSearchSettings) -> Tool:
             return make_web_search(_Nowhere(), settings)
         case CorpusSettings():
             return make_web_search(CorpusProvider(settings.provider.path), settings)
+        case IndexSettings() as index:
+            return _index_search(settings, index.spec)
         case endpoint:
             return make_web_search(EndpointProvider(endpoint), settings)
+
+
+def _all_shown(hits: Sequence[SearchHit], settings: WebSearchSettings) -> str:
+    return "\n\n".join(_shown(number, hit, settings) for number, hit in enumerate(hits, 1)) or "(nothing was found)"
 
 
 def _shown(number: int, hit: SearchHit, settings: WebSearchSettings) -> str:

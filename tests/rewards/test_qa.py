@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentfly_lib.envs.search.scoring import normalize_answer
 from agentfly_lib.rewards import exact_match, token_f1
-from agentfly_lib.rewards.qa import normalize_answer, stated_answer
+from agentfly_lib.rewards.qa import stated_answer
 
 
 @pytest.mark.parametrize(

@@ -59,3 +59,7 @@ class Bm25Index:
             best = np.flatnonzero(scores >= border)
         best = best[np.lexsort((best, -scores[best]))][:count]
         return [(int(number), float(scores[number])) for number in best if scores[number] > 0]
+
+    def search(self, queries: Sequence[str], count: int) -> list[list[tuple[int, float]]]:
+        """`top` of each query."""
+        return [self.top(query, count) for query in queries]

@@ -73,5 +73,6 @@ KIND = EnvironmentKind(
     place="thread",
     first_observation=False,
     check=check,
+    packages=("bm25s", "PyStemmer", "rapidfuzz"),
     start_seconds=1800.0,  # the full catalogue has 1.18 million products
 )
