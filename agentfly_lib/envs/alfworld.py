@@ -1,0 +1,206 @@
+"""ALFWorld (Shridhar et al. 2021, arXiv 2010.03768): household tasks as text, the games of the package `alfworld`.
+
+The games are files that are downloaded, or made from ALFRED's trajectories, with the package's own commands:
+
+    <folder>/train|valid_seen|valid_unseen/<task>/<trial>/game.tw-pddl, traj_data.json
+
+`<folder>/json_2.1.1/...`, which the download makes, is found too. TextWorld plays them over Fast Downward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from pydantic import PositiveInt
+
+from agentfly_lib.envs.environment import EnvironmentKind, EnvironmentSettings, StepResult
+from agentfly_lib.envs.text_world import do, list_actions, one_line, refuse_length, tell_actions, wanted_list
+from agentfly_lib.errors import ConfigError, DataError
+
+__all__ = ["KIND", "TASK_TYPES", "Alfworld", "AlfworldSettings"]
+
+PROMPT = """\
+You are in a room of a house and have a task to do there. Actions are, for places PLACE and things THING with their \
+numbers, such as "drawer 2" and "mug 1": look; inventory; go to PLACE; open PLACE; close PLACE; take THING from PLACE; \
+move THING to PLACE; examine THING or PLACE; use THING; heat THING with PLACE; clean THING with PLACE; cool THING with \
+PLACE; slice THING with THING. What is inside a closed place is seen when it is opened, and you carry one thing at a \
+time. "Nothing happens" means that the action cannot be done as it was worded, or not now."""
+
+TaskType = Literal[
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+]
+TASK_TYPES: tuple[TaskType, ...] = TaskType.__args__
+GAME, TRAJECTORY = "game.tw-pddl", "traj_data.json"
+UNDONE = "Nothing happens."
+
+
+class AlfworldSettings(EnvironmentSettings):
+    """Which games, and how they are played."""
+
+    folder: Path
+    """Holds `train`, `valid_seen` and `valid_unseen`, or the `json_2.1.1` that does. `~` is the home folder."""
+    eval_split: Literal["valid_seen", "valid_unseen"] = "valid_unseen"
+    """Which split the held-out problems are: rooms of the training games, or other rooms."""
+    task_types: tuple[TaskType, ...] = TASK_TYPES
+    max_steps: PositiveInt = 50
+    """The episode ends after so many actions; 50 is the package's default."""
+    admissible: Literal["on_demand", "observation", "hidden"] = "on_demand"
+    """The possible actions: told by a tool of their own, after every observation, or never."""
+
+
+class Alfworld:
+    """One room. A problem names its `game`, a path below the folder; the reward is 1 when the task is done."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = AlfworldSettings(**settings)
+        self._folder = games_folder(self._settings.folder)
+        self._game: Any = None
+        self._state: Any = None
+        self._steps = 0
+
+    def reset(self, problem: Mapping[str, Any]) -> str:
+        """What is seen around, and the task."""
+        name = PurePosixPath(str(problem["game"]))
+        if name.is_absolute() or ".." in name.parts:
+            raise DataError(f"alfworld: the game {str(name)!r} is not in {self._folder}")
+        if self._game is None:
+            self._game = _interpreter(self._folder)
+        self._game.load(str(self._folder / name))
+        self._state, self._steps = self._game.reset(), 0
+        return self._tell(str(self._state.feedback).strip())
+
+    def step(self, action: str) -> StepResult:
+        """Does one action; `info` says whether the task was `won`."""
+        action = one_line(action)
+        if refused := refuse_length(action):
+            return refused
+        if self._state is None:
+            raise RuntimeError("ALFWorld has no game to act in")
+        if self._settings.admissible != "hidden" and (containing := wanted_list(action)) is not None:
+            return StepResult(observation=tell_actions(self._state.admissible_commands, containing))
+        self._state, _, _ = self._game.step(action)
+        self._steps += 1
+        won = bool(self._state.won)
+        observation = str(self._state.feedback).strip()
+        return StepResult(
+            observation=observation if won else self._tell(observation),
+            reward=float(won),
+            done=won or self._steps >= self._settings.max_steps,
+            info={"won": won, "steps": self._steps},
+            error=observation if observation == UNDONE else None,
+        )
+
+    def close(self) -> None:
+        """Forgets the game."""
+        if self._game is not None:
+            self._game.close()
+        self._game = self._state = None
+
+    def _tell(self, observation: str) -> str:
+        if self._settings.admissible != "observation":
+            return observation
+        return f"{observation}\n\n{tell_actions(self._state.admissible_commands)}"
+
+
+def games_folder(folder: Path) -> Path:
+    """Where the splits are. Raises `ConfigError` that says what belongs there."""
+    folder = folder.expanduser()
+    for found in (folder, folder / "json_2.1.1"):
+        if any((found / split).is_dir() for split in ("train", "valid_seen", "valid_unseen")):
+            return found
+    raise ConfigError(
+        f"alfworld: {folder} has no folder train, valid_seen or valid_unseen. The official games: "
+        f"`ALFWORLD_DATA={folder} alfworld-download`, where the network allows it"
+    )
+
+
+def check(settings: AlfworldSettings) -> None:
+    """Raises `ConfigError` if packages or games are missing."""
+    for package in ("alfworld", "textworld", "fast_downward"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"the environment alfworld needs the package {package}: `make envs`, or the extra envs")
+    games_folder(settings.folder)
+
+
+def problems(settings: AlfworldSettings, split: Literal["train", "eval"]) -> Iterator[Mapping[str, Any]]:
+    """Every game of the split that can be solved, in the order of their names. Raises `DataError` for a broken file.
+
+    As in the package, tasks with movable receptacles and sliced things are left out.
+    """
+    folder = games_folder(settings.folder)
+    part = folder / ("train" if split == "train" else settings.eval_split)
+    if not part.is_dir():
+        raise ConfigError(f"alfworld: there is no {part}")
+    for trajectory in sorted(part.rglob(TRAJECTORY)):
+        game = trajectory.with_name(GAME)
+        name = game.parent.relative_to(part).as_posix()
+        if "movable" in name or "Sliced" in name or not game.is_file():
+            continue
+        if _read(trajectory).get("task_type") in settings.task_types and _read(game).get("solvable"):
+            yield {
+                "id": name.replace("/", "-"),
+                "question": "",
+                "game": game.relative_to(folder).as_posix(),
+            }
+
+
+def actions(settings: AlfworldSettings) -> Sequence[Callable[..., str]]:
+    """The agent's tools."""
+    return (do, list_actions) if settings.admissible == "on_demand" else (do,)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"alfworld: {path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"alfworld: {path} is no JSON object")
+    return found
+
+
+def _interpreter(folder: Path) -> Any:
+    """TextWorld's player of these games. The names that they use become the ones that the papers show."""
+    # The package makes this folder when it is imported, in the user's home unless it is told where.
+    with _variable("ALFWORLD_DATA", str(folder)):
+        from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+        from textworld import EnvInfos
+        from textworld.envs import PddlEnv
+    return AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)))
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+KIND = EnvironmentKind(
+    name="alfworld",
+    make=Alfworld,
+    settings=AlfworldSettings,
+    actions=actions,
+    problems=problems,
+    prompt=PROMPT,
+    check=check,
+    step_seconds=60.0,
+    packages=("alfworld", "textworld", "fast-downward-textworld"),
+)
