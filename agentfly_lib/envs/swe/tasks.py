@@ -1,0 +1,244 @@
+"""Problems: rows in the column format of SWE-bench and R2E-Gym, read and checked."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+
+from agentfly_lib.configs.base import Config
+from agentfly_lib.envs.environment import EnvironmentSettings
+from agentfly_lib.envs.swe.sample import sample_rows
+from agentfly_lib.errors import ConfigError, DataError, SandboxUnavailableError
+from agentfly_lib.resources import ProcessSpec
+
+__all__ = ["PROTECTED", "SweProblem", "SweSettings", "archive_of", "check", "problems", "read_problem"]
+
+PROTECTED = (
+    *("test", "tests", "testing", "test_*.py", "*_test.py", "conftest.py"),
+    *("pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py"),
+)
+"""Files and folders of these names are not taken from the policy's copy: they are as the problem has them."""
+
+_COLUMNS = ("repository", "image", "files", "test_patch", "fail_to_pass", "pass_to_pass", "test_runner", "test_command")
+_PATCHED = re.compile(r"^(?:\+\+\+|---) [ab]/(.+?)(?:\t.*)?$", re.MULTILINE)
+_LARGEST_ARCHIVE = 64 << 20
+
+
+class SweSettings(EnvironmentSettings):
+    """Where the problems are, and what work on them may use up."""
+
+    train: Path | None = None
+    """Rows to train on, a JSONL or Parquet file; unset: a few small repositories that come with the program."""
+    eval: Path | None = None
+    """Rows to evaluate on; unset: others of those, or none if `train` is set."""
+    command_seconds: Annotated[float, Field(gt=0, le=300)] = 60.0
+    """Limit of one command or file action."""
+    test_seconds: Annotated[float, Field(gt=0, le=900)] = 300.0
+    """Limit of all tests together. What is not done by then has not passed."""
+    max_output_bytes: PositiveInt = 1 << 16
+    """Of a command's standard output, and as many of standard error."""
+    memory_mib: PositiveInt = 2048
+    processes: PositiveInt = 128
+    disk_mib: PositiveInt = 256
+    """Size of the workspace where it is a sandbox's, in memory."""
+    cpus: PositiveFloat = 1.0
+    """Of a container."""
+    packages: tuple[str, ...] = ()
+    """Folders of Python packages (a `site-packages`) that sandboxes can import from, pytest for example."""
+    image_folder: str = "/testbed"
+    """Where images have the repository."""
+    image_python: str = "python3"
+    """The interpreter of images with which our own programs and the tests run; 3.7 or newer."""
+
+    @property
+    def sandbox(self) -> ProcessSpec:
+        """The sandbox of problems without an image."""
+        return ProcessSpec(
+            memory_mib=self.memory_mib,
+            processes=self.processes,
+            disk_mib=self.disk_mib,
+            file_mib=self.disk_mib,
+            cpu_seconds=int(self.command_seconds + self.test_seconds) + 1,
+            read_only=self.packages,
+            environment={"PYTHONPATH": ":".join(self.packages)} if self.packages else {},
+        )
+
+
+class SweProblem(Config):
+    """What `reset` needs of a problem."""
+
+    repository: Path | None = None
+    """A folder, or a tar file of one."""
+    files: dict[str, str] | None = None
+    """The same, written out: contents by path."""
+    image: str | None = None
+    """A container image that has it."""
+    test_patch: str = ""
+    """A unified diff that brings the hidden tests."""
+    fail_to_pass: tuple[str, ...]
+    """Tests that fail before the problem is solved."""
+    pass_to_pass: tuple[str, ...] = ()
+    """Tests that pass, and must go on to."""
+    test_runner: Literal["pytest", "unittest"] = "pytest"
+    test_command: str | None = None
+    """Runs the tests in place of a runner; outcomes are read from what it prints, as `pytest -rA` and `unittest -v` do.
+    Code under test can print such lines too."""
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """All that must pass."""
+        return self.fail_to_pass + self.pass_to_pass
+
+    @property
+    def protected(self) -> tuple[str, ...]:
+        """Patterns of files that the policy's copy does not decide about."""
+        named = (name.split("::")[0] for name in self.tests if "::" in name)
+        return tuple(dict.fromkeys((*PROTECTED, *_PATCHED.findall(self.test_patch), *named)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    where: str
+    values: dict[str, Any]
+
+
+def check(settings: SweSettings) -> None:
+    """Raises `UserError` if there is no sandbox here, or a file of problems is not there."""
+    settings.sandbox.check()
+    if shutil.which("git") is None:
+        raise SandboxUnavailableError("the environment swe applies patches with git: `apt-get install git`")
+    for path in (settings.train, settings.eval):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"swe: there is no file {path} (looked from {Path.cwd()})")
+
+
+def problems(settings: SweSettings, split: Literal["train", "eval"]) -> Iterator[dict[str, Any]]:
+    """Rows with `question` (the problem's statement) and the columns that `reset` reads.
+
+    Raises `DataError` naming the row that is no problem.
+    """
+    if settings.train is None and settings.eval is None:
+        yield from sample_rows(split)
+        return
+    path = settings.train if split == "train" else settings.eval
+    if path is None:
+        return
+    for row in _rows(path):
+        values = _in_our_words(row.values, path.parent)
+        statement = values.get("problem_statement") or values.get("question")
+        if not isinstance(statement, str) or not statement.strip():
+            raise DataError(f"{row.where}: a problem needs its statement in the column problem_statement")
+        read_problem(values, where=row.where)
+        kept = {name: values[name] for name in _COLUMNS if values.get(name) is not None}
+        identity = values.get("instance_id") or values.get("id")
+        yield {"question": statement} | kept | ({"id": str(identity)} if identity else {})
+
+
+def read_problem(columns: Mapping[str, Any], *, where: str) -> SweProblem:
+    """Checks the columns of a problem. Raises `DataError`."""
+    values = _in_our_words(columns, Path())
+    try:
+        problem = SweProblem.model_validate({name: values[name] for name in _COLUMNS if values.get(name) is not None})
+    except ValidationError as error:
+        faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors(include_url=False))
+        raise DataError(f"{where} is no problem of the environment swe: {faults}") from error
+    if sum(source is not None for source in (problem.repository, problem.files, problem.image)) != 1:
+        raise DataError(f"{where}: the repository comes from one of the columns repository, files and image")
+    if not problem.fail_to_pass:
+        raise DataError(f"{where}: FAIL_TO_PASS names no test, so there is nothing to judge by")
+    if problem.repository is not None and not problem.repository.exists():
+        raise DataError(f"{where}: there is no repository at {problem.repository}")
+    return problem
+
+
+def archive_of(problem: SweProblem) -> bytes:
+    """The repository as a tar file, compressed or not. Raises `DataError` if it is too large to be copied."""
+    if problem.repository is not None and problem.repository.is_file():
+        size = problem.repository.stat().st_size
+        data = problem.repository.read_bytes() if size <= _LARGEST_ARCHIVE else b""
+    else:
+        data = _packed(problem)
+        size = len(data)
+    if size > _LARGEST_ARCHIVE:
+        raise DataError(
+            f"the repository {problem.repository or 'in files'} has {size >> 20} MiB as a tar file; at most "
+            f"{_LARGEST_ARCHIVE >> 20} can be copied: use a compressed archive, or an image"
+        )
+    return data
+
+
+def _packed(problem: SweProblem) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
+        if problem.repository is not None:
+            tar.add(problem.repository, arcname=".", filter=_anonymous)
+        for path, content in (problem.files or {}).items():
+            entry, data = tarfile.TarInfo(path), content.encode()
+            entry.size, entry.mode = len(data), 0o644
+            tar.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
+
+
+def _in_our_words(columns: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Columns as SWE-bench and R2E-Gym name them, as ours; lists that are written as JSON are read."""
+    values = dict(columns)
+    for theirs, ours in (("FAIL_TO_PASS", "fail_to_pass"), ("PASS_TO_PASS", "pass_to_pass")):
+        found = values.pop(theirs, None)
+        if ours not in values and found is not None:
+            values[ours] = _listed(found)
+    if "image" not in values and values.get("docker_image"):
+        values["image"] = values["docker_image"]
+    if "fail_to_pass" not in values and values.get("expected_output_json"):
+        outcomes = json.loads(values["expected_output_json"])
+        values["fail_to_pass"] = [name for name, outcome in outcomes.items() if outcome == "PASSED"]
+    if isinstance(values.get("repository"), str):
+        values["repository"] = str((folder / values["repository"]).resolve())
+    return values
+
+
+def _listed(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            for number, values in enumerate(parquet.read_table(path).to_pylist(), start=1):
+                yield _Row(f"{path} row {number}", values)
+        else:
+            with path.open(encoding="utf-8") as file:
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        yield _json_row(f"{path} line {number}", line)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _json_row(where: str, line: str) -> _Row:
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where} is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{where} is no object")
+    return _Row(where, values)
