@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 from agentfly_lib.agents.agent import tools_of
 from agentfly_lib.agents.kinds import agent_class
 from agentfly_lib.configs import (
+    CustomAdvantageConfig,
     EnvironmentDataConfig,
     FilesDataConfig,
     Gsm8kDataConfig,
@@ -21,8 +23,11 @@ from agentfly_lib.errors import ConfigError, DataError
 from agentfly_lib.models.resolve import check_directory
 from agentfly_lib.rewards.registry import build_reward
 from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.training.advantages.custom import load_advantage
 
 __all__ = ["check_context", "check_run", "check_same_config", "replay_range"]
+
+logger = logging.getLogger(__name__)
 
 
 def check_run(config: RunConfig) -> None:
@@ -33,6 +38,13 @@ def check_run(config: RunConfig) -> None:
     agent_class(config.agent)
     tools_of(config.agent)
     build_reward(config.agent.reward)
+    if isinstance(config.algorithm.advantage, CustomAdvantageConfig):
+        load_advantage(config.algorithm.advantage.function)
+    if config.algorithm.ablation_train_on_all_tokens:
+        logger.warning(
+            "ABLATION: algorithm.ablation_train_on_all_tokens trains on prompts and tool results as if the policy had "
+            "written them; a policy trained like this is for comparison only"
+        )
     if isinstance(config.data, EnvironmentDataConfig):
         environment_spec(config.data.name, config.data.settings, where="data.settings").check()
     if isinstance(config.data, FilesDataConfig | Gsm8kDataConfig):

@@ -73,6 +73,11 @@ class Episode:
         """A number for each turn [K] as one for each of its tokens [T]."""
         return of_turns[self.turn_of_token]
 
+    @property
+    def bare(self) -> Episode:
+        """The same without penalties: what its outcome alone says."""
+        return replace(self, penalties=None)
+
     def measured(self, *, penalties: Floats | None, values: Floats | None) -> Episode:
         """The same with what the learner measured at the start of the step."""
         return replace(self, penalties=penalties, values=values)

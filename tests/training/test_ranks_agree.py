@@ -107,6 +107,21 @@ def test_two_ranks_equal_one_in_every_zero_stage(train: Train) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_what_is_defined_on_the_whole_step_is_the_same_on_two_ranks(train: Train) -> None:
+    """Whitening, values, a penalty in the reward, and ratios of trajectories that micro-batches tear apart."""
+    algorithm = {
+        "advantage": {"type": "gae"},
+        "loss": {"type": "gspo", "clip_low": 0.5, "clip_high": 0.5},
+        "kl": {"coefficient": 0.05, "place": "reward"},
+        "correction": {"type": "mask_sequence", "limit": 50.0},
+    }
+    tight = {"microbatch_tokens": 32}
+    _, one = train(world=1, steps=[0, 1], optim=GRADIENT, algorithm=algorithm, learner=tight)
+    _, two = train(world=2, steps=[0, 1], optim=GRADIENT, algorithm=algorithm, learner=tight | {"zero_stage": 3})
+    assert difference(one, two) < 2e-5
+
+
+@pytest.mark.timeout(300)
 def test_ranks_without_work_take_part_with_empty_rows(train: Train) -> None:
     # Two trajectories of one group, in two minibatches: the second rank has nothing to do in either.
     few = {"groups": 2, "chains": 2}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agentfly_lib.configs import GigpoAdvantageConfig
-from agentfly_lib.training.advantages.groups import Advantages, Floats, has_signal, normalise
+from agentfly_lib.training.advantages.groups import Advantages, Floats, normalise
 from agentfly_lib.training.advantages.turn_returns import discounted
 from agentfly_lib.training.episodes import Episode
 
@@ -41,14 +41,16 @@ def gigpo(episodes: Sequence[Episode], config: GigpoAdvantageConfig) -> Advantag
     """A_episode + omega A_step for every token of a turn."""
     if len(episodes) < 2:
         return None
-    rewards = np.array([episode.reward for episode in episodes])
-    outcomes = np.array([episode.outcome for episode in episodes])
-    whole = normalise(rewards, scale=config.normalise) if has_signal(outcomes) else np.zeros_like(rewards)
-    returns = [discounted(episode.rewards_of_turns, config.gamma) for episode in episodes]
-    steps = step_advantages(returns, [episode.states for episode in episodes], scale=config.normalise)
-    if not whole.any() and not any(each.any() for each in steps):
+    teaches = any(each.any() for each in _of_turns([episode.bare for episode in episodes], config))
+    if not teaches:
         return None
     return [
-        episode.per_token(value + config.omega * of_turns)
-        for episode, value, of_turns in zip(episodes, whole, steps, strict=True)
+        episode.per_token(of_turns) for episode, of_turns in zip(episodes, _of_turns(episodes, config), strict=True)
     ]
+
+
+def _of_turns(episodes: Sequence[Episode], config: GigpoAdvantageConfig) -> list[Floats]:
+    whole = normalise(np.array([episode.reward for episode in episodes]), scale=config.normalise)
+    returns = [discounted(episode.rewards_of_turns, config.gamma) for episode in episodes]
+    steps = step_advantages(returns, [episode.states for episode in episodes], scale=config.normalise)
+    return [value + config.omega * of_turns for value, of_turns in zip(whole, steps, strict=True)]

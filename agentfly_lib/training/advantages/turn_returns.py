@@ -32,13 +32,9 @@ def turn_returns(episodes: Sequence[Episode], config: TurnReturnsAdvantageConfig
     if len(episodes) < 2:
         return None
     returns = [discounted(episode.rewards_of_turns, config.gamma) for episode in episodes]
-    outcomes = [discounted(_without_penalty(episode), config.gamma) for episode in episodes]
+    outcomes = [discounted(episode.bare.rewards_of_turns, config.gamma) for episode in episodes]
     if not has_signal(np.concatenate(outcomes)):
         return None
     flat = normalise(np.concatenate(returns))
     of_turns = np.split(flat, np.cumsum([len(each) for each in returns])[:-1])
     return [episode.per_token(each) for episode, each in zip(episodes, of_turns, strict=True)]
-
-
-def _without_penalty(episode: Episode) -> Floats:
-    return episode.measured(penalties=None, values=None).rewards_of_turns
