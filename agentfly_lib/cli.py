@@ -252,6 +252,34 @@ def show(
 
 
 @app.command()
+def runs(root: Annotated[Path, typer.Argument(help="Folder of all runs.")] = Path("runs")) -> None:
+    """List the runs of a folder: how far they are, and what they reached."""
+    from agentfly_lib.evaluation.runs import find_runs
+    from agentfly_lib.viewer.compare_report import runs_text
+
+    found, faults = find_runs(root)
+    if not found and not faults:
+        raise UserError(f"{root} holds no runs; train something first, or name another folder")
+    typer.echo(runs_text(found))
+    for fault in faults:
+        typer.echo(fault, err=True)
+
+
+@app.command()
+def compare(
+    run: Annotated[list[Path], typer.Argument(help="Run directories; the first is what the others are compared with.")],
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables here too, as Markdown.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Write the curves here, as PNG.")] = None,
+    track: Annotated[bool, typer.Option(help="Log tables and curves to the first run's MLflow run.")] = False,
+) -> None:
+    """Runs side by side: what differs, held-out reward with a paired test, tokens and time to reach a reward."""
+    from agentfly_lib.viewer.compare import show_comparison
+
+    prepare_environment(run[0].parent, quiet=True)
+    typer.echo(show_comparison(run, markdown=markdown, figure=figure, track=track))
+
+
+@app.command()
 def view(  # noqa: PLR0917 - options of a command line have names
     run: Run,
     other: Annotated[Path | None, typer.Option(help="Another run, to hold its rewards beside this one's.")] = None,

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from agentfly_lib.configs.run import RunConfig
 from agentfly_lib.errors import ConfigError
 
-__all__ = ["config_toml", "differing_keys", "load_config", "parse_overrides", "read_section"]
+__all__ = ["config_toml", "differing_keys", "flatten_config", "load_config", "parse_overrides", "read_section"]
 
 Section = TypeVar("Section")
 
@@ -77,13 +77,18 @@ def config_toml(config: BaseModel) -> str:
 
 def differing_keys(old: RunConfig, new: RunConfig) -> list[str]:
     """`key: old -> new` for every key that differs, sorted by key. Where the run lies (`run.root`) is left out."""
-    before, after = _flatten(old.model_dump(mode="json")), _flatten(new.model_dump(mode="json"))
+    before, after = flatten_config(old), flatten_config(new)
     before["run.root"] = after["run.root"]
     return [
         f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
     ]
+
+
+def flatten_config(config: RunConfig) -> dict[str, Any]:
+    """Every value by its dotted key, as JSON."""
+    return _flatten(config.model_dump(mode="json"))
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:

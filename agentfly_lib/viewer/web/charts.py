@@ -17,13 +17,14 @@ def reward_chart(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7.2, 2.1), layout="constrained")
     axes = figure.subplots()
     for (name, points), colour in zip(curves.items(), _COLOURS, strict=False):
         steps, means = [step for step, _ in points], [mean for _, mean in points]
         axes.plot(steps, means, "o-", color=colour, label=name, linewidth=1.6, markersize=3)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("mean reward")
     axes.spines[["top", "right"]].set_visible(False)
