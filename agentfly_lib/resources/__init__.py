@@ -1,7 +1,9 @@
 """What a trajectory borrows: a sandbox, or whatever else has a spec; opened at first use, closed at its end."""
 
+from agentfly_lib.resources.conversation import Completed
 from agentfly_lib.resources.engine import ResourceEngine
-from agentfly_lib.resources.process import Completed, Process, ProcessSpec, open_process
+from agentfly_lib.resources.process import Process, ProcessSpec, open_process
+from agentfly_lib.resources.sandbox import Sandbox
 from agentfly_lib.resources.scope import ResourceScope
 from agentfly_lib.resources.spec import AnySpec, PooledSpec, PoolLimits, PoolScope, Resource, ResourceSpec
 
@@ -17,5 +19,6 @@ __all__ = [
     "ResourceEngine",
     "ResourceScope",
     "ResourceSpec",
+    "Sandbox",
     "open_process",
 ]

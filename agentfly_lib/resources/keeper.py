@@ -1,8 +1,9 @@
 """The first process of a sandbox: starts commands inside it, bounds them, and ends them whole.
 
-A program of its own (standard library only; run as `python -I -S keeper.py`), because it works on the other side of
-the wall. It is process 1 of its namespace: nothing inside can kill or trace it, and when it ends the kernel ends all
-others.
+A program of its own (standard library only; run as `python -I -S keeper.py`, or from its text with `-c`), because it
+works on the other side of the wall; Python 3.9 is enough for it. Behind bubblewrap it is process 1 of its namespace:
+nothing inside can kill it, and when it ends the kernel ends all others. In a container it stands below `docker-init`,
+or beside the container's own service; orphans of what it started come to it. Nothing can trace it.
 
 Frames on stdin and stdout: 4 bytes of length, big endian, then JSON. The first frame out is `{"ready": true}`; then
 
@@ -33,7 +34,7 @@ import time
 from typing import Any, NoReturn
 
 CHUNK = 1 << 16
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 REPLY_BYTES = 1 << 22
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
@@ -99,6 +100,7 @@ class Keeper:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
+        self.pid = os.getpid()
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, Child] = {}  # by process id
         self.sessions: dict[str, Child] = {}
@@ -221,13 +223,11 @@ class Keeper:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGPIPE):
                 signal.signal(number, signal.SIG_DFL)
-            cpu = self.settings["cpu_seconds"]
-            resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
-            memory = self.settings["memory_bytes"]
-            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-            os.chdir("/workspace")
-            environment = {**ENVIRONMENT, **self.settings["environment"]}
-            os.execvpe(argv[0], argv, environment)  # noqa: S606
+            limit(resource.RLIMIT_CPU, self.settings["cpu_seconds"])
+            limit(resource.RLIMIT_AS, self.settings["memory_bytes"])
+            os.chdir(self.settings["folder"])
+            given = self.settings["environment"]
+            os.execvpe(argv[0], argv, dict(os.environ) if given is None else {**ENVIRONMENT, **given})  # noqa: S606
         except BaseException as error:  # noqa: BLE001  this is another process, and there is only one way out of it
             reason = getattr(error, "strerror", None) or error
             with contextlib.suppress(OSError):
@@ -311,13 +311,13 @@ class Keeper:
         parents: dict[int, int] = {}
         found: set[int] = set()
         for name in os.listdir("/proc"):
-            if name.isdigit() and name != "1":
+            if name.isdigit() and int(name) not in (1, self.pid):
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     with open(f"/proc/{name}/stat", "rb") as file:
                         fields = file.read().rpartition(b")")[2].split()
                     pid, parent, session = int(name), int(fields[1]), int(fields[3])
                     parents[pid] = parent
-                    if pid in roots or session in roots or (parent == 1 and pid not in self.children):
+                    if pid in roots or session in roots or (parent == self.pid and pid not in self.children):
                         found.add(pid)
         size = -1
         while size != len(found):
@@ -375,20 +375,26 @@ def confine(settings: dict[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(settings["uid"], settings["uid"], settings["uid"])
         os.setresuid(settings["uid"], settings["uid"], settings["uid"])
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user has cleared it
+    if os.getpid() == 1:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user has cleared it
+    else:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody inside can trace us or open our pipes
     os.umask(0o022)
-    limits = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: settings["file_bytes"],
-        resource.RLIMIT_NOFILE: settings["open_files"],
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-    }
-    if settings["processes"] is not None:
-        limits[resource.RLIMIT_NPROC] = settings["processes"]
-    for kind, value in limits.items():
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_FSIZE, settings["file_bytes"])
+    limit(resource.RLIMIT_NOFILE, settings["open_files"])
+    limit(resource.RLIMIT_MEMLOCK, 0)
+    limit(resource.RLIMIT_MSGQUEUE, 0)
+    limit(resource.RLIMIT_NPROC, settings["processes"])
+    if settings["life_seconds"] is not None:
+        signal.alarm(settings["life_seconds"])  # and it ends, with all that is inside
+
+
+def limit(kind: int, value: int | None) -> None:
+    """Sets a limit of this process and what it starts; None leaves it as it is."""
+    if value is not None:
         resource.setrlimit(kind, (value, value))
 
 

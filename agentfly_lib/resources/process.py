@@ -21,7 +21,6 @@ import os
 import secrets
 import shutil
 import signal
-import struct
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -32,18 +31,17 @@ from typing import Any
 
 from agentfly_lib.errors import SandboxError, SandboxUnavailableError
 from agentfly_lib.resources import keeper
+from agentfly_lib.resources.conversation import Completed, Conversation
+from agentfly_lib.resources.sandbox import WORKSPACE, Box, Sandbox
 from agentfly_lib.resources.seccomp import filter_program
+from agentfly_lib.resources.spec import PoolLimits
 
 __all__ = ["PYTHON", "WORKSPACE", "Completed", "Process", "ProcessSpec", "open_process"]
 
 START_SECONDS = 30.0
 """Limit for a sandbox to come up; it takes about a tenth of a second."""
-GRACE_SECONDS = 10.0
-"""How much later than a command's own limit the sandbox as a whole is given up."""
 KILL_SECONDS = 10.0
 
-WORKSPACE = "/workspace"
-"""Where commands start, and the home directory inside."""
 PYTHON = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 """The interpreter that every sandbox holds: this one, without what is installed beside it."""
 
@@ -72,6 +70,8 @@ class ProcessSpec:
     """More folders of the machine that are visible inside, at the same place."""
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Variables, beside the few that every sandbox has. Nothing of our own environment goes in."""
+    pool: PoolLimits = field(default_factory=lambda: PoolLimits(idle_seconds=0))
+    """Sandboxes start in a tenth of a second, so none is kept."""
 
     def __post_init__(self) -> None:
         for name in ("memory_mib", "processes", "cpu_seconds", "disk_mib", "file_mib"):
@@ -84,105 +84,38 @@ class ProcessSpec:
         """Raises `SandboxUnavailableError` if this machine has no bubblewrap."""
         _bubblewrap()
 
+    async def create(self) -> Process:
+        """A sandbox that runs. Raises `SandboxUnavailableError` or `SandboxError` if it cannot start."""
+        process = Process(self)
+        await process.start()
+        return process
+
     def open(self) -> AbstractAsyncContextManager[Process]:
         """See `open_process`."""
         return open_process(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """How a command ended, or what a session answered."""
-
-    stdout: str
-    stderr: str
-    cut_stdout: int
-    """Bytes beyond the limit, which are lost."""
-    cut_stderr: int
-    exit_code: int | None
-    """Negative: the signal that ended it. None: a session that answered and goes on."""
-    timed_out: bool
-    """It was killed at its time limit, with all that it had started."""
-    reply: str | None
-    """A session's answer."""
-    fresh: bool
-    """A session that had not been asked before."""
-
-
 @asynccontextmanager
 async def open_process(spec: ProcessSpec) -> AsyncIterator[Process]:
     """A sandbox, for the length of the block. Raises `SandboxUnavailableError` or `SandboxError` if it cannot start."""
-    process = Process(spec)
+    process = await spec.create()
     try:
-        await process.start()
         yield process
     finally:
         await process.close()
 
 
-class Process:
+class Process(Sandbox):
     """A sandbox that runs commands. It is replaced, empty, by the next command if it has died."""
 
+    python = PYTHON
+
     def __init__(self, spec: ProcessSpec) -> None:
+        super().__init__()
         self.spec = spec
-        self.starts = 0
-        """How often it was started; each time everything inside begins anew."""
-        self._box: _Box | None = None
-        self._starting = asyncio.Lock()
-        self._closed = False
 
-    async def start(self) -> None:
-        """Brings it up now rather than at the first command."""
-        await self._alive()
-
-    async def run(
-        self, argv: Sequence[str], *, stdin: str = "", seconds: float = 10.0, max_bytes: int = 1 << 16
-    ) -> Completed:
-        """Runs a command in `/workspace` until it exits; what it leaves in the background goes on.
-
-        seconds: after this it is killed with all that it started, and with background processes of earlier commands.
-        max_bytes: of standard output, and the same of standard error; what comes after is counted and thrown away.
-
-        Raises `SandboxError` if the command cannot be started, or if the sandbox died.
-        """
-        request = {"op": "run", "argv": list(argv), "stdin": stdin, "seconds": seconds, "max_bytes": max_bytes}
-        return await (await self._alive()).ask(request, seconds)
-
-    async def ask(
-        self, session: str, argv: Sequence[str], message: str, *, seconds: float = 10.0, max_bytes: int = 1 << 16
-    ) -> Completed:
-        """Sends one line to a session, which is started by `argv` if it does not run, and waits for one line back.
-
-        The process reads messages from descriptor 3 and writes answers to 4; what it and its children print meanwhile
-        is in the result. If it ends or is out of time, `reply` is None and the next call starts it anew.
-        """
-        if "\n" in message:
-            raise ValueError("a message is one line")
-        request = {
-            "op": "ask",
-            "session": session,
-            "argv": list(argv),
-            "message": message,
-            "seconds": seconds,
-            "max_bytes": max_bytes,
-        }
-        return await (await self._alive()).ask(request, seconds)
-
-    async def close(self) -> None:
-        """Ends everything inside. A second call does nothing."""
-        self._closed = True
-        if self._box is not None:
-            await self._box.close()
-
-    async def _alive(self) -> _Box:
-        if self._closed:
-            raise SandboxError("the sandbox is closed")
-        async with self._starting:
-            if self._box is None or self._box.dead:
-                if self._box is not None:
-                    await self._box.close()
-                self._box = await _Box.start(self.spec)
-                self.starts += 1
-            return self._box
+    async def _launch(self) -> Box:
+        return await _Box.start(self.spec)
 
 
 class _Box:
@@ -195,10 +128,8 @@ class _Box:
         self._processes: list[int] = []
         with contextlib.suppress(ProcessLookupError):  # it may have ended already
             self._processes.append(os.pidfd_open(process.pid))
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._next = 0
         self._complaints: deque[str] = deque(maxlen=20)
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.conversation = Conversation(self._write, self._has_started)
         self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._note_complaints())]
 
     @classmethod
@@ -228,7 +159,7 @@ class _Box:
         box = cls(process, information)
         try:
             async with asyncio.timeout(START_SECONDS):
-                await box._ready
+                await box.conversation.ready
         except BaseException as error:
             await box.close()
             if isinstance(error, TimeoutError):
@@ -239,37 +170,6 @@ class _Box:
     @property
     def dead(self) -> bool:
         return self._process.returncode is not None or self._tasks[0].done()
-
-    async def ask(self, request: Mapping[str, Any], seconds: float) -> Completed:
-        self._next += 1
-        number = self._next
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        try:
-            self._send({**request, "id": number})
-            async with asyncio.timeout(seconds + GRACE_SECONDS):
-                found = await answer
-        except TimeoutError as error:
-            self._kill()
-            raise SandboxError(
-                f"the sandbox gave no answer after {seconds + GRACE_SECONDS:g} s and was ended"
-            ) from error
-        except asyncio.CancelledError:
-            self._send({"id": 0, "op": "cancel", "target": number})
-            raise
-        finally:
-            self._waiting.pop(number, None)
-        if "error" in found:
-            raise SandboxError(found["error"])
-        return Completed(
-            stdout=found["stdout"],
-            stderr=found["stderr"],
-            cut_stdout=found["cut_stdout"],
-            cut_stderr=found["cut_stderr"],
-            exit_code=found["exit"],
-            timed_out=found["timed_out"],
-            reply=found["reply"],
-            fresh=found["fresh"],
-        )
 
     async def close(self) -> None:
         if self._information < 0:
@@ -299,27 +199,18 @@ class _Box:
         # Told before anything runs inside.
         with contextlib.suppress(ProcessLookupError):
             self._processes.append(os.pidfd_open(json.loads(os.read(self._information, 4096))["child-pid"]))
-        self._ready.set_result(None)
 
-    def _send(self, message: Mapping[str, Any]) -> None:
-        data = json.dumps(message).encode()
+    def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(ConnectionError, RuntimeError):  # it died: the listener tells whoever waits
-            self._process.stdin.write(struct.pack(">I", len(data)) + data)
+        self._process.stdin.write(data)
 
     async def _listen(self) -> None:
         stream = self._process.stdout
         assert stream is not None
-        try:
-            while True:
-                (length,) = struct.unpack(">I", await stream.readexactly(4))
-                message = json.loads(await stream.readexactly(length))
-                if message.get("ready"):
-                    self._has_started()
-                elif (answer := self._waiting.get(message.get("id"))) is not None and not answer.done():
-                    answer.set_result(message)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            await self._fail()
+        with contextlib.suppress(ConnectionError, ValueError):
+            while data := await stream.read(1 << 16):
+                self.conversation.feed(data)
+        await self._fail()
 
     async def _fail(self) -> None:
         """It has ended: everyone who waits learns so."""
@@ -328,11 +219,11 @@ class _Box:
             async with asyncio.timeout(KILL_SECONDS):
                 await self._tasks[1]
         said = " ".join(" ".join(self._complaints).split())[-500:]
-        if not self._ready.done():
-            self._ready.set_exception(SandboxUnavailableError(f"bubblewrap cannot start a sandbox here: {said}"))
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(SandboxError(f"the sandbox died, with all that was in it. {said}".strip()))
+        if self.conversation.ready.done():
+            error: Exception = SandboxError(f"the sandbox died, with all that was in it. {said}".strip())
+        else:
+            error = SandboxUnavailableError(f"bubblewrap cannot start a sandbox here: {said}")
+        self.conversation.fail(error)
 
     async def _note_complaints(self) -> None:
         assert self._process.stderr is not None
@@ -391,6 +282,8 @@ def _arguments(spec: ProcessSpec, uid: int | None, filtered: int, users: int) ->
         "file_bytes": spec.file_mib * _MIB,
         "open_files": spec.open_files,
         "environment": dict(spec.environment),
+        "folder": WORKSPACE,
+        "life_seconds": None,
     }
     return [
         *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
