@@ -47,8 +47,7 @@ class Search:
             why = f"This is no action. Write search[query] or answer[text], at most {MAX_ARGUMENT} characters."
             return StepResult(observation=why, error=why)
         if match[1] == "search":
-            query = match[2].encode("utf-8", "replace").decode()
-            (hits,) = self._service.search([query], self._settings.results)
+            (hits,) = self._service.search([match[2]], self._settings.results)
             return StepResult(observation=self._shown(hits), info={"documents": [hit.id for hit in hits]})
         self._done = True
         score = exact_match if self._settings.reward == "exact_match" else token_f1

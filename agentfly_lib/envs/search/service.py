@@ -62,7 +62,9 @@ class IndexService:
 
         A process that has died is replaced, and asked once more.
         """
-        body = json.dumps({"queries": list(queries), "topk": count})
+        # Half surrogates, which models may write, are no JSON.
+        sendable = [query.encode("utf-8", "replace").decode() for query in queries]
+        body = json.dumps({"queries": sendable, "topk": count})
         try:
             answer = self._ask("POST", "/retrieve", body)
         except (OSError, http.client.HTTPException) as error:
