@@ -26,6 +26,7 @@ from agentfly_lib.agents.blocking import run_blocking
 from agentfly_lib.agents.generation import GenerationConfig
 from agentfly_lib.agents.host import EngineHost
 from agentfly_lib.agents.inputs import to_problems
+from agentfly_lib.agents.mcp import tools_of_servers
 from agentfly_lib.agents.result import RunResult
 from agentfly_lib.agents.running import AgentRun
 from agentfly_lib.agents.streaming import AgentEvent, stream_events
@@ -349,10 +350,12 @@ def environment_of(config: AgentSettings) -> EnvironmentSpec | None:
 
 
 def tools_of(config: AgentSettings) -> dict[str, Tool]:
-    """The tools of a recipe's agent: the actions of its environment, and those that it names. Raises as `as_tools`."""
+    """The tools of a recipe's agent: the actions of its environment, those that it names, and those of its MCP servers,
+    which are started or reached to ask for them. Raises as `as_tools`.
+    """
     environment = environment_of(config)
     actions = environment_tools(environment) if environment else []
-    return as_tools([*actions, *config.tools], config.tool_settings)
+    return as_tools([*actions, *config.tools, *tools_of_servers(config.mcp_servers)], config.tool_settings)
 
 
 def as_reward(reward: Reward | str) -> Reward:

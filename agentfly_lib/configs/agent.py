@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, model_validator
@@ -20,6 +21,7 @@ __all__ = [
     "GUIAgentConfig",
     "HFAgentConfig",
     "ImageAgentConfig",
+    "McpServerConfig",
     "NoCompactionConfig",
     "ReActAgentConfig",
     "RewardConfig",
@@ -109,6 +111,44 @@ class EnvironmentConfig(Config):
         return self
 
 
+class McpServerConfig(Config):
+    """An MCP server, whose tools become the agent's: a program (`command`) or an address (`url`)."""
+
+    command: Annotated[str, Field(min_length=1)] | None = None
+    """A program that is started for each trajectory and spoken to through its standard input and output."""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    """Its environment, on top of a few harmless variables; nothing else of ours reaches it. Written into the run
+    directory, so not the place for secrets."""
+    pass_env: tuple[str, ...] = ()
+    """Variables of our own environment that it gets too: secrets, by name."""
+    folder: Path | None = None
+    """Where it is started."""
+    url: Annotated[str, Field(pattern=r"^https?://.")] | None = None
+    """Of a server that is reached by streamable HTTP; each trajectory has a session of its own."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    token_env: str | None = None
+    """Variable of our own environment that holds a bearer token for it."""
+    tools: tuple[str, ...] | None = None
+    """The ones wanted, by the server's names; unset means all."""
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]*$")] = ""
+    """Put before their names, where two servers use the same ones."""
+    timeout_seconds: PositiveFloat | None = None
+    """Limit of a call; unset means the agent's."""
+    start_seconds: PositiveFloat = 30.0
+    """Limit for reaching it and for hearing which tools it has."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> McpServerConfig:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("give command, for a program, or url, for a server that runs already, and not both")
+        others = ("headers", "token_env") if self.url is None else ("args", "env", "pass_env", "folder")
+        for key in others:
+            if getattr(self, key):
+                raise ValueError(f"{key} is for a server with {'url' if self.url is None else 'command'}")
+        return self
+
+
 class NoCompactionConfig(Config):
     """A full context ends the trajectory."""
 
@@ -160,7 +200,10 @@ class AgentSettings(Config):
     environment: EnvironmentConfig | None = None
     """Where the agent acts, if it does so in an environment."""
     tools: tuple[str, ...] = ("calculator",)
-    """Tools we ship, or `package.module:name`; in an environment there are none beside its actions unless named."""
+    """Tools we ship, or `package.module:name`. Beside an environment's actions and the tools of MCP servers there are
+    none unless named."""
+    mcp_servers: tuple[McpServerConfig, ...] = ()
+    """Servers whose tools the agent has too."""
     tool_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """By a tool's name: what that tool is made with. Which keys there are, the tool knows."""
     reward: RewardConfig = RewardConfig()
@@ -178,9 +221,14 @@ class AgentSettings(Config):
     @model_validator(mode="before")
     @classmethod
     def _as_the_environment_has_it(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values.get("environment") is not None:
-            return {"tools": (), "reward": {"name": "environment"}} | dict(values)
-        return values
+        if not isinstance(values, Mapping):
+            return values
+        given = dict(values)
+        if values.get("environment") is not None or values.get("mcp_servers"):
+            given = {"tools": ()} | given
+        if values.get("environment") is not None:
+            given = {"reward": {"name": "environment"}} | given
+        return given
 
 
 class HFAgentConfig(AgentSettings):

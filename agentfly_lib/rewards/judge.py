@@ -23,7 +23,7 @@ from agentfly_lib.inference.endpoint import Endpoint
 from agentfly_lib.store.atomic import write_json
 from agentfly_lib.types import Problem
 
-__all__ = ["PRECAUTION", "Judge", "JudgeError", "Unusable", "default_cache", "question_of", "quoted"]
+__all__ = ["PRECAUTION", "Judge", "JudgeError", "Unusable", "default_cache", "question_of", "quoted", "text_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -171,10 +171,11 @@ def quoted(tag: str, text: str) -> str:
 
 def question_of(problem: Problem) -> str:
     """What the user asked: the text of the problem's user messages."""
-    return "\n\n".join(_text(message) for message in problem.messages if message.get("role") == "user")
+    return "\n\n".join(text_of(message) for message in problem.messages if message.get("role") == "user")
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message, of which images are no part."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content

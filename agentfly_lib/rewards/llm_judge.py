@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from agentfly_lib.inference.endpoint import Endpoint
 from agentfly_lib.rewards.factory import reward_factory
-from agentfly_lib.rewards.judge import Judge, Unusable, default_cache, question_of, quoted
+from agentfly_lib.rewards.judge import Judge, Unusable, default_cache, question_of, quoted, text_of
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.types import Problem, Trajectory
 
@@ -98,4 +98,4 @@ def llm_judge(
 
 
 def _transcript(trajectory: Trajectory) -> str:
-    return "\n\n".join(f"[{message.get('role')}]\n{message.get('content')}" for message in trajectory.messages)
+    return "\n\n".join(f"[{message.get('role')}]\n{text_of(message)}" for message in trajectory.messages)

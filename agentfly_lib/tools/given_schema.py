@@ -34,7 +34,14 @@ class GivenArguments:
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as they are. Raises `ArgumentError` naming the culprits."""
-        faults = sorted(self._validator.iter_errors(dict(arguments)), key=lambda fault: [str(p) for p in fault.path])
+        from referencing.exceptions import Unresolvable
+
+        try:
+            faults = sorted(
+                self._validator.iter_errors(dict(arguments)), key=lambda fault: [str(p) for p in fault.path]
+            )
+        except Unresolvable as error:
+            raise ArgumentError(f"its schema refers to {error.ref!r}, which is nowhere to be found") from error
         if faults:
             raise ArgumentError("; ".join(_explain(fault) for fault in faults[:_SHOWN_FAULTS]))
         return dict(arguments)

@@ -29,7 +29,7 @@ from agentfly_lib.tools.call import ToolContext, ToolResult
 from agentfly_lib.tools.given_schema import GivenArguments
 from agentfly_lib.tools.tool import Tool
 
-__all__ = ["HttpServer", "McpConnection", "McpServer", "StdioServer", "mcp_tools"]
+__all__ = ["HttpServer", "McpConnection", "McpServer", "StdioServer", "choose_tools", "mcp_tools", "offered_tools"]
 
 START_SECONDS = 30.0
 """Limit for reaching a server and greeting it."""
@@ -213,14 +213,33 @@ async def mcp_tools(
 
     Raises `ConfigError` for a name that the server has not, `InfrastructureError` if it cannot be reached.
     """
+    return choose_tools(server, await offered_tools(server), only=only, prefix=prefix, timeout=timeout)
+
+
+async def offered_tools(server: McpServer) -> list[Any]:
+    """What a server says of its tools, as the `mcp` package describes them. Raises as `mcp_tools`."""
     server.check()
-    async with server.open() as connection, asyncio.timeout(server.start_seconds):
-        offered = {tool.name: tool for tool in await connection.list_tools()}
-    wanted = list(offered if only is None else only)
+    async with server.open() as connection:
+        try:
+            async with asyncio.timeout(server.start_seconds):
+                return await connection.list_tools()
+        except TimeoutError as error:
+            waited = server.start_seconds
+            raise InfrastructureError(
+                f"MCP server {server} did not tell its tools within {waited:g} s", where="tools"
+            ) from error
+
+
+def choose_tools(
+    server: McpServer, offered: Iterable[Any], *, only: Iterable[str] | None, prefix: str, timeout: float | None
+) -> list[Tool]:
+    """Those wanted of what a server offers, as ours. Raises `ConfigError` for a name that it does not offer."""
+    named = {tool.name: tool for tool in offered}
+    wanted = list(named if only is None else only)
     for name in wanted:
-        if name not in offered:
-            raise ConfigError(f"MCP server {server} has no tool {name!r}; it has: {', '.join(sorted(offered))}")
-    return [_as_tool(server, offered[name], prefix, timeout) for name in wanted]
+        if name not in named:
+            raise ConfigError(f"MCP server {server} has no tool {name!r}; it has: {', '.join(sorted(named))}")
+    return [_as_tool(server, named[name], prefix, timeout) for name in wanted]
 
 
 def _as_tool(server: McpServer, offered: Any, prefix: str, timeout: float | None) -> Tool:
