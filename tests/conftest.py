@@ -47,8 +47,9 @@ def listening() -> Callable[[int], set[str]]:
 class FakeServer:
     """An OpenAI-compatible server on the loopback interface that does what a test tells it.
 
-    `answer(path, body)` gives the JSON to answer, a status, raw bytes, a `(status, headers, body)`, or awaits first;
-    `HANG_UP` closes the connection without an answer.
+    `answer(path, body)` gives the JSON to answer, a status, raw bytes, a `(status, headers, body)`, an asynchronous
+    generator of the pieces of an event stream (of which `HANG_UP` breaks it off), or awaits first; `HANG_UP` closes the
+    connection without an answer.
     """
 
     HANG_UP = object()
@@ -94,6 +95,8 @@ class FakeServer:
             answer = self.answer(path, body)
             if inspect.isawaitable(answer):
                 answer = await answer
+            if inspect.isasyncgen(answer):
+                return await self._stream(request, answer)
         except asyncio.CancelledError:
             self.hung_up.set()
             raise
@@ -110,6 +113,19 @@ class FakeServer:
             status, headers, text = answer
             return web.Response(status=status, headers=headers, text=text)
         return web.json_response(answer)
+
+    async def _stream(self, request: Any, pieces: Any) -> Any:
+        from aiohttp import web
+
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        async for piece in pieces:
+            if piece is self.HANG_UP:
+                request.transport.abort()
+                return response
+            await response.write(piece)
+        await response.write_eof()
+        return response
 
 
 @pytest.fixture

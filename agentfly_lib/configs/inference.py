@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from agentfly_lib.configs.base import Config
 
@@ -12,18 +12,53 @@ __all__ = ["InferenceConfig", "OpenAIConfig", "SamplingConfig", "TransformersCon
 
 
 class SamplingConfig(Config):
-    """How tokens are drawn. Training rollouts refuse truncated distributions (top-p, top-k, min-p)."""
+    """How tokens are drawn, in every backend alike.
+
+    Logits are changed in this order: `logit_bias`; stop tokens banned by `min_tokens`; `repetition_penalty`;
+    `frequency_penalty` and `presence_penalty`; `temperature`; `min_p`; `top_k`; `top_p`. Training rollouts refuse all
+    of these but the temperature, because the learner computes the log-probs of a policy without them.
+    """
 
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     """0 keeps every token."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: PositiveFloat = 1.0
+    """Positive logits of tokens that are in the prompt or were sampled are divided by it, negative ones multiplied."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Taken from the logit of every token that was sampled."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Taken from a token's logit once for each time it was sampled."""
+    min_tokens: NonNegativeInt = 0
+    """So many tokens are sampled before one that ends the turn can be."""
+    logit_bias: dict[NonNegativeInt, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    """Added to the logits of these tokens, by id."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end a turn; the token that completes one of them is the last, and is kept."""
 
     @property
     def truncates(self) -> bool:
         """True if tokens are cut from the distribution, so that recorded log-probs are not the policy's."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+    @property
+    def reshapes(self) -> bool:
+        """True if logits are changed before the temperature, so that recorded log-probs are not the policy's."""
+        return bool(
+            self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.min_tokens
+            or self.logit_bias
+        )
+
+    @property
+    def altered(self) -> list[str]:
+        """Names of what is set that makes the distribution another than the policy's at this temperature."""
+        defaults = SamplingConfig()
+        names = [name for name in SamplingConfig.model_fields if name not in ("temperature", "stop")]
+        return [name for name in names if getattr(self, name) != getattr(defaults, name)]
 
 
 class InferenceConfig(Config):

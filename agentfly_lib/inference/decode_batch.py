@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentfly_lib.inference.generate import GenerationRequest
 from agentfly_lib.inference.sampler import draw, processed_logprobs
+from agentfly_lib.inference.stop_strings import StopStrings
 from agentfly_lib.types import FinishReason
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ __all__ = ["DecodeBatch", "Row"]
 class Row:
     """One request in the making."""
 
-    def __init__(self, request: GenerationRequest, *, context_length: int) -> None:
+    def __init__(
+        self, request: GenerationRequest, *, context_length: int, stop_strings: StopStrings | None = None
+    ) -> None:
         self.request = request
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
@@ -36,6 +39,7 @@ class Row:
         """Set when the row is done."""
         self._random = random.Random(request.seed)
         self._stops = frozenset(request.stop_token_ids)
+        self._stop_strings = stop_strings
         self._room = min(request.max_tokens, context_length - len(request.token_ids))
 
     def uniform(self) -> float:
@@ -46,7 +50,7 @@ class Row:
         """Take one more token, which may end the row."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
-        if token in self._stops:
+        if token in self._stops or (self._stop_strings is not None and self._stop_strings.push(token)):
             self.finish = FinishReason.STOP
         elif len(self.token_ids) >= self._room:
             self.finish = FinishReason.LENGTH
@@ -100,7 +104,7 @@ class DecodeBatch:
 
         assert self._state is not None
         requests = [row.request for row in self.rows]
-        logprobs = processed_logprobs(self._state.logits, requests)
+        logprobs = processed_logprobs(self._state.logits, requests, [row.token_ids for row in self.rows])
         tokens = draw(logprobs, requests, [row.uniform() for row in self.rows])
         chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
         for row, token, logprob in zip(self.rows, tokens.tolist(), chosen.tolist(), strict=True):

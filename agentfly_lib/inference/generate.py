@@ -35,10 +35,11 @@ class GenerationRequest:
     """Seed of this request alone (63 bits): the same request with the same seed gives the same tokens, whatever else
     is in flight. None draws from the engine's own generator."""
     stop_token_ids: tuple[int, ...] = ()
-    """Sampling ends with any of these; the one that was sampled is kept as the last token of the generation."""
+    """Sampling ends with any of these; the one that was sampled is kept as the last token of the generation. Texts that
+    end it too are in `sampling.stop`."""
     greedy: bool = False
-    """Take the most probable token each time. `sampling` and `seed` are then ignored, and the log-probs are those of
-    the unscaled distribution (temperature 1)."""
+    """Take the most probable token each time, after penalties and biases. Temperature, top-p, top-k, min-p and `seed`
+    are then ignored: the log-probs are those at temperature 1."""
     messages: Sequence[Message] = ()
     """The conversation that `token_ids` renders, for servers that take nothing else; empty where nobody knows it."""
     tools: Sequence[Mapping[str, Any]] = ()
@@ -50,9 +51,11 @@ class Generation:
     """What was sampled."""
 
     token_ids: list[int]  # [S]  includes the stop token that was sampled, if one was
-    logprobs: list[float]  # [S]  of each sampled token, under the distribution it was drawn from (after temperature)
+    logprobs: list[
+        float
+    ]  # [S]  of each sampled token, under the distribution it was drawn from (penalties, temperature)
     finish: FinishReason
-    """`STOP` after a stop token, `LENGTH` at `max_tokens` or at the end of the engine's context."""
+    """`STOP` after a stop token or text, `LENGTH` at `max_tokens` or at the end of the engine's context."""
     policy_version: int
     """Version of the weights that sampled the first token."""
     cached_tokens: int = 0

@@ -39,6 +39,8 @@ _Post = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 _REQUEST_FAULTS = frozenset({400, 413, 422})
 _MAX_STOPS = 4
 """Stop texts that the protocol allows."""
+_NOT_IN_THE_PROTOCOL = ("repetition_penalty", "min_tokens", "stop")
+"""Servers ignore what they do not know; and which of several texts ended a reply, without it, is not said."""
 _SMALL_SEED = 2**31
 """Servers that are not known to take larger ones get a seed below this."""
 
@@ -160,7 +162,21 @@ class OpenAIEngine:
             body |= {"top_k": sampling.top_k} if sampling.top_k else {}
             body |= {"min_p": sampling.min_p} if sampling.min_p else {}
             body |= {"seed": request.seed % _SMALL_SEED} if request.seed is not None else {}
+        body |= {"presence_penalty": sampling.presence_penalty} if sampling.presence_penalty else {}
+        body |= {"frequency_penalty": sampling.frequency_penalty} if sampling.frequency_penalty else {}
+        if sampling.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
         return body
+
+    def _protocol_body(self, request: GenerationRequest) -> dict[str, Any]:
+        """What every server of the protocol takes. Raises `ValueError` for what only vLLM's takes, with token ids."""
+        for name in _NOT_IN_THE_PROTOCOL:
+            if name in request.sampling.model_fields_set and name in request.sampling.model_dump(exclude_defaults=True):
+                raise ValueError(
+                    f"request {request.request_id!r} asks for {name}, which {self.config.base_url} cannot be told "
+                    "exactly: that takes api='completions' and a server that takes token ids (tokens='ids')"
+                )
+        return self._common(request)
 
     def _ids_body(self, request: GenerationRequest) -> dict[str, Any]:
         """In vLLM's words, its defaults by the model's `generation_config.json` overridden."""
@@ -169,23 +185,30 @@ class OpenAIEngine:
             "stop_token_ids": list(request.stop_token_ids),
             "top_k": 0 if request.greedy else request.sampling.top_k,
             "min_p": 0.0 if request.greedy else request.sampling.min_p,
-            "repetition_penalty": 1.0,
+            "repetition_penalty": request.sampling.repetition_penalty,
+            "min_tokens": min(request.sampling.min_tokens, request.max_tokens),
             "logprobs": 0,
             "return_token_ids": True,
         }
+        if request.sampling.stop:
+            body |= {
+                "stop": list(request.sampling.stop),
+                "include_stop_str_in_output": True,
+                "skip_special_tokens": False,
+            }
         if request.seed is not None and not request.greedy:
             body["seed"] = request.seed
         return body
 
     def _text_body(self, request: GenerationRequest) -> dict[str, Any]:
-        body = self._common(request) | {"prompt": self._format.decode(request.token_ids)}
+        body = self._protocol_body(request) | {"prompt": self._format.decode(request.token_ids)}
         return body | ({"stop": self._stop_texts} if self._stop_texts else {})
 
     def _chat_body(self, request: GenerationRequest) -> dict[str, Any]:
         if not request.messages:
             raise ValueError(f"request {request.request_id!r} names no messages, which api='chat' needs")
         messages = protocol_messages(request.messages, request.tools, self._format)
-        body = self._common(request) | {"messages": messages}
+        body = self._protocol_body(request) | {"messages": messages}
         return body | ({"tools": [dict(tool) for tool in request.tools]} if request.tools else {})
 
     def _read(
@@ -219,7 +242,8 @@ class OpenAIEngine:
         self, request: GenerationRequest, choice: Mapping[str, Any], ids: Sequence[int]
     ) -> list[float] | None:
         """One finite number for each id, of the distribution that was sampled."""
-        plain = request.greedy or (request.sampling.temperature == 1 and not request.sampling.truncates)
+        sampling = request.sampling
+        plain = not sampling.reshapes and (request.greedy or (sampling.temperature == 1 and not sampling.truncates))
         values = (choice.get("logprobs") or {}).get("token_logprobs")
         if not (plain or self.config.processed_logprobs) or not isinstance(values, list) or len(values) != len(ids):
             return None

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
+from agentfly_lib.inference.stop_strings import stops_of
 from agentfly_lib.types import FinishReason
 
 __all__ = ["Reply", "Script", "ScriptedGenerate", "TextFormat"]
@@ -37,10 +38,11 @@ class ScriptedGenerate:
     """A `GenerateStream` that answers from a script.
 
     Token ids, log-probs and finish reasons obey the rules of a real engine: a reply is cut at `max_tokens`
-    (`FinishReason.LENGTH`) and at its first stop token, which is kept (`FinishReason.STOP`). A reply given as text ends
-    with the request's first stop token. Token ids without a stop token end with `STOP` too, as if the engine had a stop
-    rule of its own. Log-probs are negative numbers derived from the tokens before and the token itself, so a test can
-    tell whether each one stayed with its token.
+    (`FinishReason.LENGTH`) and at its first stop token or text, which is kept (`FinishReason.STOP`). A reply given as
+    text ends with the request's first stop token. Token ids without a stop token end with `STOP` too, as if the engine
+    had a stop rule of its own. Log-probs are negative numbers derived from the tokens before and the token itself, so a
+    test can tell whether each one stayed with its token. What shapes the distribution (temperature, penalties) is for a
+    real policy; a script is what it is.
     """
 
     def __init__(
@@ -111,10 +113,17 @@ class ScriptedGenerate:
             raise TypeError("a reply given as text needs a format that encodes it; pass ScriptedGenerate(format=...)")
         return [*self._format.encode(reply), *request.stop_token_ids[:1]]
 
-    @staticmethod
-    def _generation(request: GenerationRequest, ids: list[int], policy_version: int) -> Generation:
-        stops = set(request.stop_token_ids)
-        end = next((index + 1 for index, token in enumerate(ids) if token in stops), len(ids))
+    def _generation(self, request: GenerationRequest, ids: list[int], policy_version: int) -> Generation:
+        decode = None if self._format is None else self._format.decode
+        stops, texts = set(request.stop_token_ids), stops_of(request, decode)
+        end = next(
+            (
+                number
+                for number, token in enumerate(ids, start=1)
+                if token in stops or (texts is not None and texts.push(token))
+            ),
+            len(ids),
+        )
         cut = ids[: min(end, request.max_tokens)]
         return Generation(
             token_ids=cut,

@@ -38,7 +38,7 @@ _FORGET_CLIENT_SECONDS = 1800.0
 _DELTA_SECONDS = 0.02
 """Tokens of requests that are streamed are sent no more often."""
 
-PackedRequest = tuple[str, tuple[int, ...], int, tuple[float, float, int, float], int | None, tuple[int, ...], bool]
+PackedRequest = tuple[str, tuple[int, ...], int, dict[str, Any], int | None, tuple[int, ...], bool]
 PackedGeneration = tuple[list[int], list[float], str, int, int, float]
 Reply = (
     tuple[int, Literal["generation"], PackedGeneration]
@@ -221,12 +221,11 @@ class EngineServer:
 
 def pack_request(request: GenerationRequest) -> PackedRequest:
     """Plain values, which pickle fast and need none of our classes."""
-    sampling = request.sampling
     return (
         request.request_id,
         tuple(request.token_ids),
         request.max_tokens,
-        (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p),
+        request.sampling.model_dump(exclude_defaults=True),
         request.seed,
         request.stop_token_ids,
         request.greedy,
@@ -234,12 +233,12 @@ def pack_request(request: GenerationRequest) -> PackedRequest:
 
 
 def _unpack_request(packed: PackedRequest) -> GenerationRequest:
-    request_id, token_ids, max_tokens, (temperature, top_p, top_k, min_p), seed, stop_token_ids, greedy = packed
+    request_id, token_ids, max_tokens, sampling, seed, stop_token_ids, greedy = packed
     return GenerationRequest(
         request_id=request_id,
         token_ids=token_ids,
         max_tokens=max_tokens,
-        sampling=SamplingConfig(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p),
+        sampling=SamplingConfig(**sampling),
         seed=seed,
         stop_token_ids=stop_token_ids,
         greedy=greedy,

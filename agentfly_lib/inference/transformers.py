@@ -24,6 +24,7 @@ from agentfly_lib.errors import EngineError, InfrastructureError
 from agentfly_lib.inference.decode_batch import DecodeBatch, Row
 from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
 from agentfly_lib.inference.relay import relayed
+from agentfly_lib.inference.stop_strings import stops_of, text_decoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,7 +77,8 @@ class TransformersEngine:
 
     async def _ask(self, request: GenerationRequest, tell: Callable[[Delta], None] | None) -> Generation:
         self._check(request)
-        row = Row(request, context_length=self.context_length)
+        decode = await asyncio.to_thread(text_decoder, self._model) if request.sampling.stop else None
+        row = Row(request, context_length=self.context_length, stop_strings=stops_of(request, decode))
         waiting = _Waiting(row=row, future=Future(), started=time.perf_counter(), tell=tell)
         with self._lock:
             if self._error is not None:
@@ -188,7 +190,7 @@ class TransformersEngine:
 
     def _is_servable(self, item: _Waiting) -> bool:
         """False for what nobody waits for, and for a token that the model does not have, which is answered."""
-        largest = max(item.row.request.token_ids)
+        largest = max((*item.row.request.token_ids, *item.row.request.sampling.logit_bias))
         if self._vocabulary is not None and largest >= self._vocabulary:
             _fail(
                 item,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs
     from vllm.outputs import RequestOutput
 
-__all__ = ["canary_params", "chosen_logprobs", "generation_of", "sampling_params"]
+__all__ = ["canary_params", "chosen_logprobs", "finish_of", "generation_of", "sampling_params"]
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -33,6 +33,11 @@ def sampling_params(request: GenerationRequest, *, each_token: bool = False) -> 
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        min_tokens=min(sampling.min_tokens, request.max_tokens),
+        logit_bias=dict(sampling.logit_bias) or None,
         seed=None if request.greedy else request.seed,
         stop_token_ids=list(request.stop_token_ids),
         ignore_eos=True,
@@ -59,28 +64,24 @@ def canary_params(*, read_cache: bool) -> SamplingParams:
     )
 
 
-def generation_of(
-    output: RequestOutput, *, seconds: float, gathered: tuple[list[int], list[float]] | None = None
-) -> Generation:
-    """The generation that a finished output ends. vLLM's label of the weights is our version.
-
-    gathered: ids and log-probs of all outputs, where each held only what was new.
-    """
+def generation_of(output: RequestOutput, *, seconds: float) -> Generation:
+    """The generation that a finished output holds. vLLM's label of the weights is our version."""
     completion = output.outputs[0]
     spans = completion.weight_versions
-    if gathered is None:
-        token_ids = list(completion.token_ids)
-        logprobs = chosen_logprobs(completion.logprobs, token_ids)  # pyright: ignore[reportArgumentType] - flat is asked for
-    else:
-        token_ids, logprobs = gathered
+    token_ids = list(completion.token_ids)
     return Generation(
         token_ids=token_ids,
-        logprobs=logprobs,
-        finish=_FINISH.get(completion.finish_reason or "", FinishReason.ABORT),
+        logprobs=chosen_logprobs(completion.logprobs, token_ids),  # pyright: ignore[reportArgumentType] - flat is asked for
+        finish=finish_of(output),
         policy_version=int(spans[0].version) if spans else -1,
         cached_tokens=output.num_cached_tokens or 0,
         seconds=seconds,
     )
+
+
+def finish_of(output: RequestOutput) -> FinishReason:
+    """Why a finished output is."""
+    return _FINISH.get(output.outputs[0].finish_reason or "", FinishReason.ABORT)
 
 
 def chosen_logprobs(table: FlatLogprobs, token_ids: Sequence[int]) -> list[float]:

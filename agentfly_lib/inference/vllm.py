@@ -23,8 +23,10 @@ from agentfly_lib.inference.canary import Canary, CanaryReport, judge_canary
 from agentfly_lib.inference.engine_thread import EngineThread
 from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
 from agentfly_lib.inference.settings import EngineSettings, engine_arguments
-from agentfly_lib.inference.translate import chosen_logprobs, generation_of, sampling_params
+from agentfly_lib.inference.stop_strings import StopStrings, stops_of, text_decoder
+from agentfly_lib.inference.translate import chosen_logprobs, finish_of, generation_of, sampling_params
 from agentfly_lib.inference.weight_update import WeightUpdate, load_in_place, read_canary, reset_caches
+from agentfly_lib.types import FinishReason
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -44,10 +46,54 @@ class _Waiting:
     request: GenerationRequest
     future: asyncio.Future[Generation]
     started: float
-    on_delta: Callable[[Delta], None] | None
-    """Set if each token is told; the engine then gives each only once, and they are gathered here."""
+    on_delta: Callable[[Delta], None] | None = None
+    stop_strings: StopStrings | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    version: int = -1
+    """Of the weights that sampled the first token."""
+    found: bool = False
+    """A stop text was found; what the engine samples beyond it is not wanted."""
+    done: bool = False
+    """The answer is on its way."""
+
+    @property
+    def each_token(self) -> bool:
+        """Whether each token is looked at; the engine then gives each only once, and they are gathered here."""
+        return self.on_delta is not None or self.stop_strings is not None
+
+    def gather(self, output: RequestOutput, version: int) -> list[int]:
+        """Take an output that holds new tokens only; those that are wanted."""
+        completion = output.outputs[0]
+        token_ids = list(completion.token_ids)
+        if not token_ids or self.found:
+            return []
+        logprobs = chosen_logprobs(completion.logprobs, token_ids)  # pyright: ignore[reportArgumentType] - flat is asked for
+        if not self.token_ids:
+            self.version = version
+        if self.stop_strings is not None:
+            number = next((n for n, token in enumerate(token_ids, start=1) if self.stop_strings.push(token)), None)
+            if number is not None:
+                self.found, token_ids, logprobs = True, token_ids[:number], logprobs[:number]
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        return token_ids
+
+    def generation(self, output: RequestOutput) -> Generation | None:
+        """What was sampled, if `output` is the last one, or a stop text was found in it."""
+        seconds = time.perf_counter() - self.started
+        if not self.each_token:
+            return generation_of(output, seconds=seconds) if output.finished else None
+        if not (output.finished or self.found):
+            return None
+        return Generation(
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+            finish=FinishReason.STOP if self.found else finish_of(output),
+            policy_version=self.version,
+            cached_tokens=output.num_cached_tokens or 0,
+            seconds=seconds,
+        )
 
 
 class VllmEngine:
@@ -59,7 +105,7 @@ class VllmEngine:
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.policy_version = settings.policy_version
-        """Version of the weights that are served; the last one that a canary proved, if there were canaries."""
+        """Version of the weights that are served; -1 after an update that failed, until one succeeds."""
         self._thread = EngineThread(self._build, on_outputs=self._on_outputs, on_death=self._on_death)
         self._waiting: dict[str, _Waiting] = {}
         self._outbox: list[str] = []
@@ -112,9 +158,15 @@ class VllmEngine:
 
     async def _answer(self, request: GenerationRequest, on_delta: Callable[[Delta], None] | None) -> Generation:
         self._check(request)
+        started = time.perf_counter()
+        decode = await asyncio.to_thread(text_decoder, self.settings.model_path) if request.sampling.stop else None
         name = f"{next(self._names)}-{request.request_id}"
         waiting = _Waiting(
-            request=request, future=self._loop.create_future(), started=time.perf_counter(), on_delta=on_delta
+            request=request,
+            future=self._loop.create_future(),
+            started=started,
+            on_delta=on_delta,
+            stop_strings=stops_of(request, decode),
         )
         self._waiting[name] = waiting
         if not self._outbox:
@@ -215,6 +267,8 @@ class VllmEngine:
             waiting = self._waiting.pop(name, None)
             if waiting is None or waiting.future.done():
                 continue
+            if waiting.found:  # the engine would go on
+                self._abort(name)
             if isinstance(outcome, Exception):
                 waiting.future.set_exception(outcome)
             else:
@@ -237,6 +291,8 @@ class VllmEngine:
             # oneDNN would keep packed copies of the weights, which no update reaches; without it, decoding is as fast.
             _custom_ops._supports_onednn = False
         engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(self.settings)))
+        # Else `min_tokens` would ban the end-of-sequence ids of the model's config, which end nothing here.
+        engine.input_processor.generation_config_fields = {}
         engine.set_weight_version(str(self.settings.policy_version))
         self._vocabulary = engine.model_config.get_vocab_size()
         return engine
@@ -250,7 +306,7 @@ class VllmEngine:
                 refused.append((name, EngineError(self._unproven)))
                 continue
             request = waiting.request
-            params = sampling_params(request, each_token=waiting.on_delta is not None)
+            params = sampling_params(request, each_token=waiting.each_token)
             try:
                 engine.add_request(name, tokens_input(list(request.token_ids)), params)
             except ValueError as error:
@@ -261,16 +317,15 @@ class VllmEngine:
     def _on_outputs(self, outputs: list[RequestOutput]) -> None:
         if self._unproven is not None:
             return
-        now, resolved, told = time.perf_counter(), [], []
+        resolved, told = [], []
         for output in outputs:
             waiting = self._waiting.get(output.request_id)
-            if waiting is None:
+            if waiting is None or waiting.done:
                 continue
-            if waiting.on_delta is not None:
-                told.append((waiting, _gather(waiting, output)))
-            if output.finished:
-                gathered = None if waiting.on_delta is None else (waiting.token_ids, waiting.logprobs)
-                generation = generation_of(output, seconds=now - waiting.started, gathered=gathered)
+            if waiting.each_token and (token_ids := waiting.gather(output, self.policy_version)):
+                told.append((waiting, token_ids))
+            if (generation := waiting.generation(output)) is not None:
+                waiting.done = True
                 resolved.append((output.request_id, generation))
         if told:
             self._loop.call_soon_threadsafe(self._tell, told)
@@ -302,6 +357,7 @@ class VllmEngine:
                 report = judge_canary(canary, before=before, after=after, tolerance=tolerance, version=version)
         except Exception as error:
             self._unproven = f"the engine's weights may not be used, the update to version {version} failed: {error}"
+            self.policy_version = -1
             self._loop.call_soon_threadsafe(self._fail_all, self._unproven)
             raise
         self._unproven = None
@@ -317,16 +373,6 @@ class VllmEngine:
 
     def _reset_caches(self, engine: LLMEngine) -> float:
         return reset_caches(engine)
-
-
-def _gather(waiting: _Waiting, output: RequestOutput) -> list[int]:
-    """Adds the tokens of an output that holds new ones only, which it returns."""
-    completion = output.outputs[0]
-    token_ids = list(completion.token_ids)
-    waiting.token_ids += token_ids
-    if token_ids:
-        waiting.logprobs += chosen_logprobs(completion.logprobs, token_ids)  # pyright: ignore[reportArgumentType] - flat is asked for
-    return token_ids
 
 
 def _log_failure(sent: Future[None]) -> None:

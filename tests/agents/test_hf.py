@@ -156,7 +156,16 @@ class TestGenerationConfig:
         assert (await self.sampled(model_path, **config)).greedy
 
     async def test_hugging_face_words(self, model_path):
-        assert (await self.sampled(model_path, max_new_tokens=5)).max_tokens == 5
+        request = await self.sampled(model_path, max_new_tokens=5, min_new_tokens=2, stop_strings=["x", "y"])
+        assert (request.max_tokens, request.sampling.min_tokens, request.sampling.stop) == (5, 2, ("x", "y"))
+
+    async def test_penalties_biases_and_stop_texts(self, model_path):
+        asked = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": {"7": -3}}
+        request = await self.sampled(model_path, stop="Observation:", **asked)
+        assert request.sampling.model_dump(exclude_defaults=True) == asked | {
+            "logit_bias": {7: -3.0},
+            "stop": ("Observation:",),
+        }
 
     @pytest.mark.parametrize(
         ("config", "message"),
@@ -164,6 +173,8 @@ class TestGenerationConfig:
             ({"temperatur": 1}, "unknown key 'temperatur': did you mean 'temperature'"),
             ({"top_p": 2}, "top_p = 2"),
             ({"max_tokens": 0}, "max_tokens = 0"),
+            ({"presence_penalty": 3}, "presence_penalty = 3"),
+            ({"logit_bias": {5: 101}}, r"logit_bias\.5 = 101"),
         ],
     )
     async def test_mistakes_are_named_before_anything_is_generated(self, model_path, config, message):

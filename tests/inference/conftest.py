@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from agentfly_lib.configs import (
     RolloutConfig,
     RunConfig,
     RunSection,
+    SamplingConfig,
 )
 from agentfly_lib.refs import EngineRef, ModelRef
 
@@ -42,9 +44,14 @@ class Variant:
 
 @pytest.fixture(scope="session")
 def variants(tmp_path_factory) -> dict[str, Variant]:
-    """`tied` and `untied` word embeddings."""
+    """`tied` and `untied` word embeddings. Token i is the word `w<i>`."""
     torch = pytest.importorskip("torch")
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    vocabulary = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words = PreTrainedTokenizerFast(tokenizer_object=vocabulary, unk_token="w0", eos_token=f"w{EOS}")
 
     root = tmp_path_factory.mktemp("models")
 
@@ -64,6 +71,7 @@ def variants(tmp_path_factory) -> dict[str, Variant]:
         )
         folder = root / f"{'tied' if tied else 'untied'}-{seed}"
         Qwen2ForCausalLM(config).float().save_pretrained(folder)
+        words.save_pretrained(folder)
         return folder
 
     return {
@@ -92,6 +100,48 @@ def reference() -> Reference:
         return torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0].tolist()
 
     return logprobs
+
+
+Logits = Callable[[Path, Sequence[int]], list[list[float]]]
+
+
+@pytest.fixture(scope="session")
+def logits_of() -> Logits:
+    """`logits_of(folder, token_ids)`: logits [T, V] of what follows each token, by transformers in float32."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    def logits(folder: Path, token_ids: Sequence[int]) -> list[list[float]]:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        with torch.no_grad():
+            return model(torch.tensor([list(token_ids)])).logits[0].tolist()
+
+    return logits
+
+
+@pytest.fixture(scope="session")
+def shaped() -> Callable[..., list[float]]:
+    """`shaped(logits, sampling, prompt=, sampled=, stops=)`: log-probs [V] of what `sampling` makes of logits [V].
+
+    Plain arithmetic by the definitions in `SamplingConfig`, one token at a time.
+    """
+
+    def log_probs(logits, sampling: SamplingConfig, *, prompt, sampled, stops=(), greedy=False) -> list[float]:
+        values = []
+        for token, logit in enumerate(logits):
+            value = logit + sampling.logit_bias.get(token, 0.0)
+            if token in stops and len(sampled) < sampling.min_tokens:
+                value = -math.inf
+            if token in prompt or token in sampled:
+                value = value / sampling.repetition_penalty if value > 0 else value * sampling.repetition_penalty
+            value -= sampling.frequency_penalty * sampled.count(token)
+            value -= sampling.presence_penalty * (token in sampled)
+            values.append(value / (1.0 if greedy else sampling.temperature))
+        largest = max(values)
+        total = math.log(sum(math.exp(value - largest) for value in values)) + largest
+        return [value - total for value in values]
+
+    return log_probs
 
 
 def run_config(**inference) -> RunConfig:

@@ -62,10 +62,13 @@ async def test_an_engine_is_kept_while_it_lives_and_a_killed_one_is_noticed_with
 
     generate = actor.RayGenerate(ref).generate
     assert len((await generate(request(10))).token_ids) == 10
-    waiting = [asyncio.create_task(generate(request(480, seed))) for seed in range(40)]
+    told: list[int] = []
+    streamed = actor.RayGenerate(ref).generate_stream
+    waiting = [asyncio.create_task(streamed(request(480, 99), told.extend))]
+    waiting += [asyncio.create_task(generate(request(480, seed))) for seed in range(39)]
     async with asyncio.timeout(20):
-        while actor.engine_status(ref)[0].in_flight < 40:
-            await asyncio.sleep(0)
+        while actor.engine_status(ref)[0].in_flight < 40 or not told:
+            await asyncio.sleep(0.01)
     os.kill(first, signal.SIGKILL)
     killed = time.monotonic()
     outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)

@@ -59,6 +59,80 @@ async def test_greedy_takes_the_most_probable_token_and_gives_its_unscaled_log_p
         assert generation.logprobs[step] == pytest.approx(candidates[token], abs=1e-5)
 
 
+SHAPED = SamplingConfig(
+    temperature=0.7,
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=-0.25,
+    min_tokens=10,
+    logit_bias={20: 2.5, 21: -100.0, 22: 2.0},
+)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+async def test_penalties_and_biases_are_as_defined(generate, variants, variant, logits_of, shaped, greedy):
+    stops = tuple(range(100, 300))  # two of three tokens: without `min_tokens` the turn would end at once
+    asked = GenerationRequest(
+        request_id="r",
+        token_ids=prompt(40),
+        max_tokens=24,
+        sampling=SHAPED,
+        seed=5,
+        stop_token_ids=stops,
+        greedy=greedy,
+    )
+    generation, _ = await asyncio.gather(generate(asked), generate(request(prompt(30))))
+    ids = generation.token_ids
+    assert len(ids) >= 11
+    rows = logits_of(variants[variant].first, [*asked.token_ids, *ids])[len(asked.token_ids) - 1 :]
+    for step, token in enumerate(ids):
+        expected = shaped(rows[step], SHAPED, prompt=asked.token_ids, sampled=ids[:step], stops=stops, greedy=greedy)
+        assert generation.logprobs[step] == pytest.approx(expected[token], abs=1e-4)
+        if greedy:
+            assert expected[token] == pytest.approx(max(expected), abs=1e-4)
+
+
+async def test_a_bias_beyond_the_vocabulary_is_refused_and_the_engine_goes_on(generate):
+    asked = GenerationRequest(
+        request_id="r", token_ids=[11], max_tokens=2, sampling=SamplingConfig(logit_bias={300: 1.0})
+    )
+    with pytest.raises(ValueError, match=r"request 'r'.*300"):
+        await generate(asked)
+    assert len((await generate(request(prompt(10)))).token_ids) == 24
+
+
+def first_with(token_ids, text) -> int:
+    """How many tokens it takes until their text holds `text`."""
+    words = [f"w{token}" for token in token_ids]
+    return next(number for number in range(len(words) + 1) if text in "".join(words[:number]))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_it_stops_at_the_token_that_completes_a_stop_text(served, generate, inside, streamed):
+    from agentfly_lib.inference.actor import RayGenerate
+
+    free = await generate(request(prompt(40), max_tokens=60))
+    text = f"{free.token_ids[30]}w{free.token_ids[31]}"
+    number = first_with(free.token_ids, text)
+    asked = GenerationRequest(
+        request_id="r",
+        token_ids=prompt(40),
+        max_tokens=400,
+        sampling=SamplingConfig(stop=("never", text)),
+        seed=7,
+    )
+    told: list[int] = []
+    stopped = await (RayGenerate(served).generate_stream(asked, told.extend) if streamed else generate(asked))
+    assert stopped.finish is FinishReason.STOP
+    assert stopped.token_ids == free.token_ids[:number]
+    assert stopped.logprobs == pytest.approx(free.logprobs[:number], abs=1e-5)
+    assert stopped.policy_version == free.policy_version == 0
+    assert told == (stopped.token_ids if streamed else [])
+    async with asyncio.timeout(20):
+        while await asyncio.to_thread(inside, served, unfinished) > 0:
+            pass
+
+
 async def test_a_greedy_request_beside_sampled_ones_is_still_greedy(generate):
     ids = prompt(50)
     alone = await generate(request(ids, greedy=True))

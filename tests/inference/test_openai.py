@@ -303,14 +303,8 @@ class TestFaults:
 def vllm_server(variants, tmp_path_factory):
     """`python -m vllm.entrypoints.openai.api_server` with the small random model and a tokenizer."""
     pytest.importorskip("vllm")
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
     folder = tmp_path_factory.mktemp("served") / "model"
     shutil.copytree(variants["untied"].first, folder)
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(300)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w3").save_pretrained(folder)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -358,9 +352,47 @@ async def _comes_up(url: str, process: subprocess.Popen, log) -> None:
                 await asyncio.sleep(0.2)
 
 
+async def _shapes_as_defined(served: OpenAIEngine, folder, logits_of, shaped) -> None:
+    sampling = SamplingConfig(
+        temperature=0.7,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=-0.25,
+        min_tokens=10,
+        logit_bias={20: 2.5, 21: -100.0, 22: 2.0},
+    )
+    stops, asked_ids = (STOP, *range(100, 300)), [11, 12, 20, 57]
+    generation = await served.generate(
+        GenerationRequest(
+            request_id="r", token_ids=asked_ids, max_tokens=24, sampling=sampling, seed=5, stop_token_ids=stops
+        )
+    )
+    ids = generation.token_ids
+    assert len(ids) >= 11
+    assert generation.exact
+    for step, row in enumerate(logits_of(folder, [*asked_ids, *ids])[len(asked_ids) - 1 : -1]):
+        expected = shaped(row, sampling, prompt=asked_ids, sampled=ids[:step], stops=stops)
+        assert generation.logprobs[step] == pytest.approx(expected[ids[step]], abs=1e-4)
+
+
+async def _stops_at_texts(served: OpenAIEngine) -> None:
+    def asked(**sampling) -> GenerationRequest:
+        return GenerationRequest(
+            request_id="r", token_ids=[11, 12], max_tokens=40, sampling=SamplingConfig(**sampling), seed=5
+        )
+
+    free = await served.generate(asked())
+    stopped = await served.generate(asked(stop=(f"w{free.token_ids[20]}",)))
+    assert stopped.finish is FinishReason.STOP
+    assert stopped.exact
+    assert 0 < len(stopped.token_ids) <= 21
+    assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
+    assert f"w{stopped.token_ids[-1]}".startswith(f"w{free.token_ids[20]}")
+
+
 @pytest.mark.stack
 @pytest.mark.slow
-async def test_vllms_own_server_is_as_exact_as_an_engine_of_ours(vllm_server, variants, reference):
+async def test_vllms_own_server_is_as_exact_as_an_engine_of_ours(vllm_server, variants, reference, logits_of, shaped):
     import random
 
     url, process, log = vllm_server
@@ -389,6 +421,14 @@ async def test_vllms_own_server_is_as_exact_as_an_engine_of_ours(vllm_server, va
         stopped = generation.token_ids[-1] in asked.stop_token_ids
         assert generation.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
         assert not set(generation.token_ids[:-1]) & set(asked.stop_token_ids)
+    told: list[list[int]] = [[] for _ in requests]
+    streams = (served.generate_stream(asked, told[index].extend) for index, asked in enumerate(requests))
+    for generation, streamed, ids in zip(first, await asyncio.gather(*streams), told, strict=True):
+        assert ids == streamed.token_ids == generation.token_ids
+        assert streamed.logprobs == pytest.approx(generation.logprobs, abs=1e-4)
+        assert (streamed.finish, streamed.exact) == (generation.finish, True)
+    await _shapes_as_defined(served, variants["untied"].first, logits_of, shaped)
+    await _stops_at_texts(served)
     with pytest.raises(ValueError, match="answered 400"):  # the prompt leaves no room in the context
         await served.generate(GenerationRequest(request_id="long", token_ids=[11] * 600, max_tokens=1))
     with pytest.raises(EngineError, match="404"):

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -125,6 +127,46 @@ def test_an_engine_that_was_found_is_proven_or_told_apart_without_an_update(acto
     with pytest.raises(CanaryError, match="found does not serve the learner's weights of version 0"):
         actor.prove(served, canaries["second"], tolerance=1e-3)
     assert actor.prove(served, canaries["first"], tolerance=1e-3) < 1e-5
+
+
+class SecondWeights:
+    """A learner that holds the variant's second weights."""
+
+    def __init__(self, path, canary: Canary) -> None:
+        self.path, self._canary, self.exported = path, canary, 0
+
+    async def canary(self) -> Canary:
+        return self._canary
+
+    async def export(self, path, version) -> Canary:
+        shutil.copyfile(self.path, path)
+        self.exported += 1
+        return self._canary
+
+
+async def test_an_engine_that_was_found_with_other_weights_of_the_same_version_is_sent_the_learners(
+    actor, served, variants, variant, canaries, engine_config, tmp_path, monkeypatch
+):
+    from agentfly_lib.refs import LearnerRef
+    from tasks import workers
+    from tasks.times import StepTimes
+
+    learner = SecondWeights(variants[variant].second_weights, canaries["second"])
+    monkeypatch.setattr(workers, "Learner", lambda ref, config: learner)
+    session = SimpleNamespace(config=engine_config(), exchange=tmp_path, times=StepTimes())
+    ref = LearnerRef(names=("rank",), namespace="none", policy_version=0)
+
+    found = await workers._serving(session, 0, served, ref)  # pyright: ignore[reportArgumentType]
+    assert (found.policy_version, learner.exported) == (0, 1)
+    assert actor.prove(found, canaries["second"], tolerance=1e-3) < 1e-5
+    await workers._serving(session, 0, found, ref)  # pyright: ignore[reportArgumentType]
+    assert learner.exported == 1, "an engine that is proven keeps its weights"
+
+
+async def test_after_an_update_that_failed_the_engine_claims_no_version(actor, served, variants, variant, canaries):
+    with pytest.raises(CanaryError):
+        actor.load_weights(served, variants[variant].first_weights, version=1, canary=canaries["second"])
+    assert actor.weights_of(served) == -1
 
 
 def test_a_missing_file_changes_nothing(actor, served, tmp_path):
