@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
 
 from prefect import task
 
-from agentfly_lib.data.order import problems_of_step
+from agentfly_lib.configs import SignalSamplingConfig
 from agentfly_lib.inference.actor import RayGenerate
 from agentfly_lib.refs import DatasetRef, EngineRef, ShardsRef
 from agentfly_lib.resources import ResourceEngine
-from agentfly_lib.rollout import CollectProgress, RolloutSeeds
+from agentfly_lib.rollout import Collected, CollectProgress, RolloutSeeds, collect_with_signal
 from agentfly_lib.rollout import collect as collect_groups
+from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.manifest import RolloutStore
 from agentfly_lib.types import Problem
 from tasks.options import RETRIED, within
+from tasks.problems import outcome_part, problems_in_order
 from tasks.session import Session, current_session
 from tasks.workers import living_engines
 
-__all__ = ["collect", "group_id"]
+__all__ = ["collect"]
 
 
 @task(name="collect", task_run_name="collect-{step:06d}", **RETRIED)
@@ -31,13 +36,13 @@ async def collect(step: int, dataset: DatasetRef, engines: EngineRef) -> ShardsR
 
 async def _collect(session: Session, step: int, dataset: DatasetRef, engines: EngineRef) -> ShardsRef:
     config, directory = session.config, session.directory.step(step)
-    problems = await asyncio.to_thread(_problems, session, dataset, step)
+    problems = await asyncio.to_thread(problems_in_order, session, dataset, step)
     store = await asyncio.to_thread(
         RolloutStore.open,
         directory,
         step=step,
         policy_version=engines.policy_version,
-        group_ids=[identity for identity, _ in problems],
+        group_ids=[identity for identity, _ in problems[: config.rollout.problems_per_step]],
         chains=config.rollout.chains,
     )
     if not store.complete:
@@ -50,16 +55,21 @@ async def _collect(session: Session, step: int, dataset: DatasetRef, engines: En
                 )
 
             async with ResourceEngine(run=config.run.name) as resources:
-                collected = await collect_groups(
-                    session.agent,
-                    RayGenerate(engines),
-                    problems,
-                    store,
-                    config=config.rollout,
-                    seeds=RolloutSeeds(run_seed=config.run.seed, step=step),
-                    resources=resources,
-                    on_progress=progress,
-                )
+
+                async def once(asked: Sequence[tuple[str, Problem]], seconds: float, *, finish: bool) -> Collected:
+                    return await collect_groups(
+                        session.agent,
+                        RayGenerate(engines),
+                        asked,
+                        store,
+                        config=config.rollout.model_copy(update={"stage_timeout_seconds": seconds}),
+                        seeds=RolloutSeeds(run_seed=config.run.seed, step=step),
+                        finish=finish,
+                        resources=resources,
+                        on_progress=progress,
+                    )
+
+                collected = await _all_rounds(session, directory, store, problems, once)
         session.times.collected(step, collected)
     manifest = store.manifest
     return ShardsRef(
@@ -72,12 +82,30 @@ async def _collect(session: Session, step: int, dataset: DatasetRef, engines: En
     )
 
 
-def group_id(step: int, index: int) -> str:
-    """`000012-00003`: sorts as the problems of the step are ordered."""
-    return f"{step:06d}-{index:05d}"
+class _Round(Protocol):
+    async def __call__(self, asked: Sequence[tuple[str, Problem]], seconds: float, *, finish: bool) -> Collected: ...
 
 
-def _problems(session: Session, dataset: DatasetRef, step: int) -> list[tuple[str, Problem]]:
-    rows = problems_of_step(dataset.train_rows, session.config.rollout.problems_per_step, step, session.config.run.seed)
-    train = session.problems(dataset, "train")
-    return [(group_id(step, index), train[row]) for index, row in enumerate(rows)]
+async def _all_rounds(
+    session: Session,
+    directory: StepDirectory,
+    store: RolloutStore,
+    problems: Sequence[tuple[str, Problem]],
+    once: _Round,
+) -> Collected:
+    """The step's problems, and those that take the place of groups without a signal if the config asks for it."""
+    rollout = session.config.rollout
+    if not isinstance(rollout.dynamic_sampling, SignalSamplingConfig):
+        return await once(problems[: rollout.problems_per_step], rollout.stage_timeout_seconds, finish=True)
+    collected, report = await collect_with_signal(
+        store,
+        directory,
+        problems,
+        wanted=rollout.problems_per_step,
+        config=rollout.dynamic_sampling,
+        outcome=rollout.dynamic_sampling.outcome or outcome_part(session.agent.reward),
+        collect_round=partial(once, finish=False),
+        seconds=rollout.stage_timeout_seconds,
+    )
+    session.times.note(report.metrics)
+    return collected

@@ -345,10 +345,10 @@ class AlgorithmConfig(Config):
             )
         if loss == "nll" and self.kl.place == "reward" and self.kl.coefficient:
             raise ValueError("loss.type='nll' does not read rewards token by token; use kl.place='loss'")
-        if self.mask_truncated and self.advantage.compares == "group" and self.kl.place == "reward":
+        if self.mask_truncated and self.advantage.compares == "group" and self.needs_measurements:
             raise ValueError(
-                f"mask_truncated leaves trajectories unmeasured whose penalty advantage.type={advantage!r} needs for its "
-                "group with kl.place='reward'; use kl.place='loss'"
+                "mask_truncated leaves trajectories unmeasured whose penalty their group needs with kl.place='reward'; "
+                "use kl.place='loss'"
             )
         fixed = _KL_OF.get(advantage)
         if fixed and self.kl.coefficient and (self.kl.estimator, self.kl.place) != (fixed["estimator"], fixed["place"]):

@@ -12,6 +12,12 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 from agentfly_lib.configs.agent import AgentConfig, HFAgentConfig
 from agentfly_lib.configs.algorithm import AlgorithmConfig, OptimConfig
 from agentfly_lib.configs.base import Config
+from agentfly_lib.configs.collection import (
+    DynamicSamplingConfig,
+    EpochOrderConfig,
+    NoDynamicSamplingConfig,
+    ProblemOrderConfig,
+)
 from agentfly_lib.configs.data import DataConfig
 from agentfly_lib.configs.inference import InferenceConfig, SamplingConfig
 from agentfly_lib.configs.model import ModelConfig
@@ -73,6 +79,10 @@ class RolloutConfig(Config):
     """A finished group is on disk at most this much later."""
     groups_per_part: PositiveInt = 64
     """Largest number of groups in one shard part."""
+    order: ProblemOrderConfig = EpochOrderConfig()
+    """Which problems come when."""
+    dynamic_sampling: DynamicSamplingConfig = NoDynamicSamplingConfig()
+    """Whether groups without a signal are replaced."""
 
 
 class LearnerConfig(Config):
@@ -180,10 +190,10 @@ class RunConfig(Config):
     @field_validator("rollout")
     @classmethod
     def _exact_logprobs(cls, rollout: RolloutConfig) -> RolloutConfig:
-        if rollout.sampling.truncates:
+        if altered := rollout.sampling.altered:
             raise ValueError(
-                "sampling: top_p < 1, top_k > 0 and min_p > 0 change the distribution that is sampled, so the recorded "
-                "log-probs would not be the policy's; training rollouts refuse them (evaluation.sampling takes them)"
+                f"sampling: {', '.join(altered)} would change the distribution that is sampled, so that the recorded "
+                "log-probs were not the policy's; training rollouts refuse them (evaluation.sampling takes them)"
             )
         return rollout
 
@@ -205,6 +215,8 @@ class RunConfig(Config):
                 "rollout.chains=1 gives every group an advantage of 0, nothing would be learnt; use 2 or more, or an "
                 "algorithm.advantage that does not compare the chains of a problem (reinforce_pp, gae)"
             )
+        if rollout.dynamic_sampling.type == "signal" and rollout.chains < 2:
+            raise ValueError("rollout.dynamic_sampling compares the chains of a problem; rollout.chains=1 has none")
         if trajectories % self.optim.minibatches:
             raise ValueError(
                 f"optim.minibatches={self.optim.minibatches} does not divide the {trajectories} trajectories of a step "

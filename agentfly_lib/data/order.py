@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from agentfly_lib.data.split import shuffled_order
 
-__all__ = ["problems_of_step"]
+__all__ = ["problems_of_step", "step_order"]
 
 
 def problems_of_step(num_train: int, problems_per_step: int, step: int, seed: int) -> list[int]:
@@ -24,6 +24,16 @@ def problems_of_step(num_train: int, problems_per_step: int, step: int, seed: in
         _epoch(num_train, seed, position // num_train)[position % num_train]
         for position in range(first, first + problems_per_step)
     ]
+
+
+def step_order(num_train: int, problems_per_step: int, step: int, seed: int) -> list[int]:
+    """Problems in the order in which `step` may ask for them: its own ones, then all others, shuffled.
+
+    The latter come only if groups without a signal are replaced. Raises as `problems_of_step`.
+    """
+    own = problems_of_step(num_train, problems_per_step, step, seed)
+    taken = set(own)
+    return own + [row for row in shuffled_order(num_train, f"refill/{seed}/{step}") if row not in taken]
 
 
 @lru_cache(maxsize=2)

@@ -4,6 +4,7 @@ from agentfly_lib.rollout.agent import ChainAgent, tool_messages
 from agentfly_lib.rollout.chain import run_chain
 from agentfly_lib.rollout.clock import ActivityClock, CollectTimes
 from agentfly_lib.rollout.collector import Collected, collect
+from agentfly_lib.rollout.dynamic import SignalReport, collect_with_signal
 from agentfly_lib.rollout.limits import ChainLimits
 from agentfly_lib.rollout.progress import CollectProgress
 from agentfly_lib.rollout.seeds import RolloutSeeds, turn_seed
@@ -18,7 +19,9 @@ __all__ = [
     "Collected",
     "RolloutSeeds",
     "SegmentBuilder",
+    "SignalReport",
     "collect",
+    "collect_with_signal",
     "run_chain",
     "tool_messages",
     "turn_seed",

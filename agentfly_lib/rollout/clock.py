@@ -30,6 +30,14 @@ class CollectTimes:
     def total(self) -> float:
         return self.generate + self.tools + self.overhead
 
+    def __add__(self, other: CollectTimes) -> CollectTimes:
+        """Of two collections, one after the other."""
+        return CollectTimes(
+            generate=self.generate + other.generate,
+            tools=self.tools + other.tools,
+            overhead=self.overhead + other.overhead,
+        )
+
 
 class ActivityClock:
     """Counts what is in flight and charges each interval between two changes to one kind. One event loop only."""

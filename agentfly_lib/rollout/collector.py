@@ -67,6 +67,7 @@ async def collect(
     config: RolloutConfig,
     seeds: RolloutSeeds,
     greedy: bool = False,
+    finish: bool = True,
     resources: ResourceEngine | None = None,
     on_progress: Callable[[CollectProgress], None] | None = None,
     backoff_seconds: float = _BACKOFF_SECONDS,
@@ -77,6 +78,7 @@ async def collect(
         problems: (group id, problem) of the whole collection, the same in every attempt: a problem's place decides its
             seeds. Groups that are stored are skipped.
         config: limits, sampling, concurrency, retries. `config.chains` is the size of a group.
+        finish: False leaves the store open for further groups, unless the stage's time is over.
         resources: lends what tools need, and stays open; without one the collection has its own.
         on_progress: called in the event loop when a chain ends, and at the end.
         backoff_seconds: pause before the first retry of a chain; doubled before each further one.
@@ -95,6 +97,7 @@ async def collect(
         config=config,
         seeds=seeds,
         greedy=greedy,
+        finish=finish,
         on_progress=on_progress,
         backoff_seconds=backoff_seconds,
         groups=OpenGroups(missing, config.chains),
@@ -129,6 +132,7 @@ class _Collection:
         config: RolloutConfig,
         seeds: RolloutSeeds,
         greedy: bool,
+        finish: bool,
         on_progress: Callable[[CollectProgress], None] | None,
         backoff_seconds: float,
         groups: OpenGroups,
@@ -140,6 +144,7 @@ class _Collection:
         self._config = config
         self._seeds = seeds
         self._greedy = greedy
+        self._finish = finish
         self._on_progress = on_progress
         self._backoff_seconds = backoff_seconds
         self._groups = groups
@@ -166,7 +171,9 @@ class _Collection:
         finally:
             # On every way out, cancellation included: what is finished is written.
             await self._writer.drain()
-        manifest = await asyncio.to_thread(self._store.finish, dropped)
+        if self._finish or dropped:
+            await asyncio.to_thread(self._store.finish, dropped)
+        manifest = self._store.manifest
         self._report(dropped_groups=len(dropped))
         return Collected(
             manifest=manifest, seconds=self._clock.times(), progress=self._progress, resources=resources.metrics()

@@ -101,6 +101,11 @@ class RunDirectory:
         return self.path / "model.json"
 
     @property
+    def curriculum_file(self) -> Path:
+        """How the problems went so far, where their order depends on it."""
+        return self.path / "curriculum.json"
+
+    @property
     def lock_file(self) -> Path:
         return self.path / "run.lock"
 

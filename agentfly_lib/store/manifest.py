@@ -40,6 +40,8 @@ class RolloutManifest(BaseModel):
     """Trajectories per group."""
     group_ids: tuple[str, ...]
     """Every group that was asked for, one per problem."""
+    refills: tuple[int, ...] = ()
+    """How many of them, the last ones, were asked for later, time by time, in place of groups without a signal."""
     attempt: int = 0
     """How often the collection was started again."""
     parts: tuple[PartInfo, ...] = ()
@@ -58,6 +60,11 @@ class RolloutManifest(BaseModel):
     @property
     def problems(self) -> int:
         return len(self.group_ids)
+
+    @property
+    def first_group_ids(self) -> tuple[str, ...]:
+        """Groups that were asked for at the beginning."""
+        return self.group_ids[: len(self.group_ids) - sum(self.refills)]
 
     @property
     def requested(self) -> int:
@@ -156,6 +163,17 @@ class RolloutStore:
                 self._save(duplicates=duplicates)
             return info
 
+    def extend(self, group_ids: Sequence[str]) -> None:
+        """Asks for further groups, durably, before the collection is complete.
+
+        Raises `ValueError` if it is complete, or one of them was asked for before.
+        """
+        with self._lock:
+            asked = (*self._manifest.group_ids, *group_ids)
+            if self._manifest.complete or len(set(asked)) != len(asked) or not group_ids:
+                raise ValueError(f"{self._directory.rollouts} cannot be extended by {list(group_ids)}")
+            self._save(group_ids=asked, refills=(*self._manifest.refills, len(group_ids)))
+
     def finish(self, dropped: Mapping[str, str] | None = None) -> RolloutManifest:
         """Declares the collection complete. `dropped` gives the reason for every group that was given up.
 
@@ -239,11 +257,14 @@ def _refuse_unlisted(directory: StepDirectory) -> None:
 def _check_same(directory: StepDirectory, there: RolloutManifest, asked: RolloutManifest) -> None:
     differing = [
         f"{name} {getattr(there, name)} there, {getattr(asked, name)} asked for"
-        for name in ("step", "policy_version", "chains", "problems")
+        for name in ("step", "policy_version", "chains")
         if getattr(there, name) != getattr(asked, name)
     ]
-    if not differing and set(there.group_ids) != set(asked.group_ids):
-        differing = [f"other groups there, for example {min(set(there.group_ids) ^ set(asked.group_ids))}"]
+    first = there.first_group_ids
+    if len(first) != asked.problems:
+        differing.append(f"problems {len(first)} there, {asked.problems} asked for")
+    if not differing and set(first) != set(asked.group_ids):
+        differing = [f"other groups there, for example {min(set(first) ^ set(asked.group_ids))}"]
     if differing:
         raise ShardError(
             f"{directory.rollouts} holds another collection: {'; '.join(differing)}; "

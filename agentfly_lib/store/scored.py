@@ -7,10 +7,11 @@ import dataclasses
 from agentfly_lib.errors import LedgerError, ShardError
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.manifest import iter_groups, read_rollout_manifest
-from agentfly_lib.store.scores import read_score_manifest, read_scores
+from agentfly_lib.store.scores import Score, read_score_manifest, read_scores
+from agentfly_lib.store.shards import read_index
 from agentfly_lib.types import Trajectory, TrajectoryGroup
 
-__all__ = ["load_scored_groups"]
+__all__ = ["load_scored_groups", "scores_so_far"]
 
 
 def load_scored_groups(directory: StepDirectory) -> list[TrajectoryGroup]:
@@ -41,3 +42,26 @@ def load_scored_groups(directory: StepDirectory) -> list[TrajectoryGroup]:
             ]
             groups.append(dataclasses.replace(group, trajectories=tuple(trajectories)))
     return sorted(groups, key=lambda group: group.id)
+
+
+def scores_so_far(directory: StepDirectory) -> dict[str, list[Score]] | None:
+    """Scores of every group that is stored by now, by group id and in the order of chains, without reading a token.
+
+    None while some part that the collection has written is not scored yet. Raises `ShardError` for a damaged file.
+    """
+    rollouts = read_rollout_manifest(directory)
+    if not directory.score_manifest.exists():
+        return None if rollouts.parts else {}
+    by_name = {part.name: part for part in read_score_manifest(directory).parts}
+    scored = {name: part.rollouts_sha256 for name, part in by_name.items()}
+    if any(scored.get(part.name) != part.sha256 for part in rollouts.parts):
+        return None
+    found: dict[str, list[Score]] = {}
+    for part, first in rollouts.first_groups():
+        index = read_index(directory.rollouts / part.name, part)
+        scores = {score.trajectory_id: score for score in read_scores(directory.scores / part.name, by_name[part.name])}
+        rows = sorted(zip(index.group_ids, index.chains, index.ids, strict=True))
+        for group_id, _, trajectory_id in rows:
+            if group_id in first:
+                found.setdefault(group_id, []).append(scores[trajectory_id])
+    return found

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfly_lib.data import problems_of_step
+from agentfly_lib.data.order import step_order
 
 
 @given(num_train=st.integers(1, 40), per_step=st.integers(1, 25), epochs=st.integers(1, 3), seed=st.integers(0, 2**32))
@@ -40,3 +41,11 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 def test_nothing_to_take_from():
     with pytest.raises(ValueError, match="no problems for step 0: 0 training problems"):
         problems_of_step(0, 4, 0, 0)
+
+
+def test_what_a_step_may_ask_for_begins_with_its_own_problems_and_has_all_others_once():
+    order = step_order(10, 4, 3, 7)
+    assert order[:4] == problems_of_step(10, 4, 3, 7)
+    assert len(order) == len(set(order)) == 10
+    assert step_order(10, 4, 3, 7) == order
+    assert step_order(10, 4, 3, 8) != order

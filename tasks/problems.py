@@ -1,0 +1,83 @@
+"""Which problems a step asks for, and in what order: a function of the config and of the scores on disk."""
+
+from __future__ import annotations
+
+from agentfly_lib.configs import CurriculumOrderConfig
+from agentfly_lib.data.curriculum import CurriculumState, advance, curriculum_order
+from agentfly_lib.data.order import step_order
+from agentfly_lib.errors import LedgerError
+from agentfly_lib.refs import DatasetRef
+from agentfly_lib.rewards.composite import CompositeReward
+from agentfly_lib.rewards.reward import Reward
+from agentfly_lib.rollout.dynamic import raw_outcomes
+from agentfly_lib.store.atomic import read_json, write_json
+from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.manifest import read_rollout_manifest
+from agentfly_lib.store.scored import scores_so_far
+from agentfly_lib.store.scores import read_score_manifest
+from agentfly_lib.types import Problem
+from tasks.session import Session
+
+__all__ = ["curriculum_state", "group_id", "outcome_part", "problems_in_order"]
+
+
+def group_id(step: int, index: int) -> str:
+    """`000012-00003`: sorts as the problems of the step are ordered."""
+    return f"{step:06d}-{index:05d}"
+
+
+def problems_in_order(session: Session, dataset: DatasetRef, step: int) -> list[tuple[str, Problem]]:
+    """(group id, problem) of everything that the step may ask for, its own problems first."""
+    config, train = session.config, session.problems(dataset, "train")
+    order = config.rollout.order
+    if isinstance(order, CurriculumOrderConfig):
+        state = curriculum_state(
+            session.directory,
+            step,
+            order,
+            num_train=dataset.train_rows,
+            seed=config.run.seed,
+            outcome=order.outcome or outcome_part(session.agent.reward),
+        )
+        rows = curriculum_order(state, dataset.train_rows, step, config.run.seed, order)
+    else:
+        rows = step_order(dataset.train_rows, config.rollout.problems_per_step, step, config.run.seed)
+    return [(group_id(step, index), train[row]) for index, row in enumerate(rows)]
+
+
+def curriculum_state(
+    directory: RunDirectory,
+    step: int,
+    config: CurriculumOrderConfig,
+    *,
+    num_train: int,
+    seed: int,
+    outcome: str | None,
+) -> CurriculumState:
+    """How the problems went before `step`; written to `curriculum.json`, and read from there where that saves work.
+
+    Raises `LedgerError` if a step before is not scored yet.
+    """
+    file = directory.curriculum_file
+    state = CurriculumState.model_validate(read_json(file)) if file.exists() else CurriculumState()
+    if state.steps > step:  # the run was taken back to an earlier step
+        state = CurriculumState()
+    while state.steps < step:
+        rows = curriculum_order(state, num_train, state.steps, seed, config)
+        state = advance(state, _outcomes(directory, state.steps, rows, outcome), config)
+    write_json(file, state.model_dump(mode="json"))
+    return state
+
+
+def outcome_part(reward: Reward) -> str | None:
+    """The part of a reward that is its raw outcome: the first of a composite, else the reward itself (None)."""
+    return reward.parts[0].label if isinstance(reward, CompositeReward) else None
+
+
+def _outcomes(run: RunDirectory, step: int, rows: list[int], outcome: str | None) -> dict[int, list[float]]:
+    directory = run.step(step)
+    scores = scores_so_far(directory)
+    if scores is None or not (read_rollout_manifest(directory).complete and read_score_manifest(directory).complete):
+        raise LedgerError(f"{directory.path} is not scored, so the curriculum cannot go on; run the same command again")
+    row_of = {group_id(step, index): row for index, row in enumerate(rows)}
+    return {row_of[name]: raw_outcomes(of_group, outcome) for name, of_group in scores.items()}
