@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from agentfly_lib.configs import RunConfig
+from agentfly_lib.configs.load import FlowConfig
 from agentfly_lib.refs import ShardsRef
 from tasks.collect import collect as collect_step
 from tasks.data import check, prepare, resolve
@@ -20,7 +20,7 @@ __all__ = ["collect"]
 
 
 @flow(name="collect", flow_run_name="collect-{config.run.name}", persist_result=False)
-async def collect(config: RunConfig, checkpoint: Path | None = None, steps: int = 1) -> list[ShardsRef]:
+async def collect(config: FlowConfig, checkpoint: Path | None = None, steps: int = 1) -> list[ShardsRef]:
     """Collects and scores `steps` steps' worth of problems, in a run directory of its own."""
     config = policy_config(config, checkpoint, suffix="collect")
     async with open_session(config, trains=False):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from agentfly_lib.configs import RunConfig
+from agentfly_lib.configs.load import FlowConfig
 from tasks.data import check, prepare, resolve
 from tasks.evaluate import evaluate as evaluate_policy
 from tasks.policy import policy_config
@@ -18,7 +18,7 @@ __all__ = ["evaluate"]
 
 
 @flow(name="evaluate", flow_run_name="evaluate-{config.run.name}", persist_result=False)
-async def evaluate(config: RunConfig, checkpoint: Path) -> EvaluateReport:
+async def evaluate(config: FlowConfig, checkpoint: Path) -> EvaluateReport:
     """Evaluates a checkpoint or a model directory, in a run directory of its own."""
     config = policy_config(config, checkpoint, suffix="evaluate")
     async with open_session(config, trains=False):

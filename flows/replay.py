@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from agentfly_lib.configs import RunConfig
+from agentfly_lib.configs.load import FlowConfig
 from agentfly_lib.preflight import replay_range
 from tasks.data import resolve
 from tasks.replay import ReplayReport, replay_steps
@@ -17,7 +17,7 @@ __all__ = ["replay"]
 
 @flow(name="replay", flow_run_name="replay-{config.run.name}", persist_result=False)
 async def replay(
-    config: RunConfig, from_step: int = 0, to_step: int | None = None, output: Path | None = None
+    config: FlowConfig, from_step: int = 0, to_step: int | None = None, output: Path | None = None
 ) -> ReplayReport:
     """Trains again from step `from_step` to `to_step` (the last stored one if None), and compares the weights.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prefect import flow
 
-from agentfly_lib.configs import RunConfig
+from agentfly_lib.configs import RewardConfig
+from agentfly_lib.configs.load import FlowConfig
 from agentfly_lib.refs import ScoresRef
 from tasks.score import rescore
 from tasks.session import open_session
@@ -13,7 +14,7 @@ __all__ = ["score"]
 
 
 @flow(name="score", flow_run_name="score-{config.run.name}", persist_result=False)
-async def score(config: RunConfig, reward: str) -> list[ScoresRef]:
+async def score(config: FlowConfig, reward: RewardConfig) -> list[ScoresRef]:
     """Scores every stored step of the run with `reward`; the scores it had are kept beside the new ones."""
     async with open_session(config, trains=False) as session:
         return [await rescore(step, reward) for step in session.finished_steps()]

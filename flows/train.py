@@ -11,7 +11,7 @@ import asyncio
 
 from prefect import flow
 
-from agentfly_lib.configs import RunConfig
+from agentfly_lib.configs.load import FlowConfig
 from tasks.collect import collect
 from tasks.data import check, prepare, resolve
 from tasks.evaluate import evaluate
@@ -25,7 +25,7 @@ __all__ = ["train"]
 
 
 @flow(name="train", flow_run_name="train-{config.run.name}", persist_result=False)
-async def train(config: RunConfig) -> TrainReport:
+async def train(config: FlowConfig) -> TrainReport:
     """Trains an agent as the recipe says, and resumes when its run directory already exists."""
     async with open_session(config) as session:
         dataset, model = await prepare(config.data, config.run.root), await resolve(config.model)

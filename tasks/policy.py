@@ -6,13 +6,15 @@ from pathlib import Path
 
 from agentfly_lib.configs import PretrainedModelConfig, RunConfig
 from agentfly_lib.errors import ModelError
-from agentfly_lib.training.checkpoint import checkpoint_at, verify_checkpoint
+from agentfly_lib.training.checkpoint import checkpoint_at, newest_checkpoint, verify_checkpoint
 
 __all__ = ["policy_config"]
 
 
 def policy_config(config: RunConfig, policy: Path | None, *, suffix: str) -> RunConfig:
-    """The config with `policy` as its model (a checkpoint, a model directory, or the recipe's own model if None).
+    """The config with `policy` as its model.
+
+    `policy` is a checkpoint, a run (its newest checkpoint), a model directory, or None for the recipe's own model.
 
     The run is renamed, because it is not the training run: `demo` becomes `demo-evaluate-000030`. A checkpoint's files
     are checked against their hashes first. Raises `ModelError` if there is no such directory, `ShardError` naming a
@@ -24,6 +26,11 @@ def policy_config(config: RunConfig, policy: Path | None, *, suffix: str) -> Run
         raise ModelError(
             f"{policy} is neither a checkpoint nor a model directory; checkpoints lie in <run>/checkpoints/"
         )
+    if (policy / "checkpoints").is_dir():
+        newest = newest_checkpoint(policy / "checkpoints", tidy=False)
+        if newest is None:
+            raise ModelError(f"{policy} has no checkpoint yet")
+        policy = newest.path
     model = policy
     if (policy / "hf").is_dir():
         verify_checkpoint(checkpoint_at(policy))

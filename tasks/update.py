@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 
 from prefect import task
+from prefect.events import emit_event
+from prefect.settings import PREFECT_API_URL
 
 from agentfly_lib.refs import CheckpointRef, LearnerRef, StepReport
 from agentfly_lib.store.atomic import write_json
 from agentfly_lib.training.checkpoint import prune
 from agentfly_lib.training.ranks import Learner
 from tasks.options import RETRIED, within
-from tasks.session import current_session
+from tasks.session import Session, current_session
 from tasks.workers import living_learner
 
 __all__ = ["checkpoint", "update"]
@@ -45,4 +47,23 @@ async def checkpoint(version: int, learner: LearnerRef) -> CheckpointRef:
             saved = await Learner(learner, session.config.learner).save(session.directory.checkpoint(version))
             await asyncio.to_thread(prune, session.directory.checkpoints, session.config.checkpoint.keep_last)
         session.tracker.log_checkpoint(saved.path, version=version, digest=saved.digest)
+        _announce(session, saved)
         return saved
+
+
+def _announce(session: Session, saved: CheckpointRef) -> None:
+    """Tells a Prefect server, if there is one, so that automations may follow (`prefect.yaml` evaluates)."""
+    if PREFECT_API_URL.value() is None:
+        return
+    emit_event(
+        event="agentfly.checkpoint.saved",
+        resource={
+            "prefect.resource.id": f"agentfly.run.{session.config.run.name}",
+            "prefect.resource.name": session.config.run.name,
+        },
+        payload={
+            "path": str(saved.path.resolve()),
+            "policy_version": saved.policy_version,
+            "config": str(session.directory.config_file.resolve()),
+        },
+    )

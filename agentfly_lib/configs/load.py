@@ -9,16 +9,26 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import tomli_w
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from agentfly_lib.configs.run import RunConfig
 from agentfly_lib.errors import ConfigError
 
-__all__ = ["config_toml", "differing_keys", "flatten_config", "load_config", "parse_overrides", "read_section"]
+__all__ = [
+    "FlowConfig",
+    "assign_key",
+    "config_toml",
+    "differing_keys",
+    "expand_recipe",
+    "flatten_config",
+    "load_config",
+    "parse_overrides",
+    "read_section",
+]
 
 Section = TypeVar("Section")
 
@@ -28,30 +38,36 @@ def load_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     Raises `ConfigError` for anything that is wrong, listing every fault at once.
     """
-    try:
-        text = recipe.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read the recipe {recipe}: {error.strerror}. {_known_recipes(recipe)}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the recipe {recipe} is not UTF-8 text: {error}") from error
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the recipe {recipe} is not valid TOML: {error}") from error
+    values = _read_recipe(recipe)
     for key, value in parse_overrides(overrides):
-        _assign(values, key, value)
+        assign_key(values, key, value)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise _refusal(str(recipe), error) from error
 
 
+def expand_recipe(values: Any) -> Any:
+    """Parameters of a deployment that name a recipe, `{"recipe": "recipes/demo.toml", "run": {"name": "x"}}`, as the
+    recipe's values with the others laid over them; anything else as it is.
+
+    Raises `ConfigError` if the recipe cannot be read.
+    """
+    if not isinstance(values, Mapping) or "recipe" not in values:
+        return values
+    return _laid_over(_read_recipe(Path(str(values["recipe"]))), {k: v for k, v in values.items() if k != "recipe"})
+
+
+FlowConfig = Annotated[RunConfig, BeforeValidator(expand_recipe)]
+"""The parameter of a flow: a whole config, or a recipe's path and what is to be changed in it."""
+
+
 def read_section(adapter: TypeAdapter[Section], values: Mapping[str, Any], *, section: str, where: str) -> Section:
-    """One section of a recipe by itself; `where` says in errors what was read. Raises as `load_config` does."""
+    """One section of a recipe (`agent.reward`) by itself; `where` says in errors what was read. Raises as `load_config` does."""
     try:
         return adapter.validate_python(dict(values))
     except ValidationError as error:
-        raise _refusal(where, error, section) from error
+        raise _refusal(where, error, *section.split(".")) from error
 
 
 def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
@@ -91,7 +107,32 @@ def flatten_config(config: RunConfig) -> dict[str, Any]:
     return _flatten(config.model_dump(mode="json"))
 
 
-def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+def _read_recipe(recipe: Path) -> dict[str, Any]:
+    try:
+        text = recipe.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the recipe {recipe}: {error.strerror}. {_known_recipes(recipe)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the recipe {recipe} is not UTF-8 text: {error}") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the recipe {recipe} is not valid TOML: {error}") from error
+
+
+def _laid_over(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(base)
+    for key, value in changes.items():
+        below = both.get(key)
+        merges = (
+            isinstance(below, dict) and isinstance(value, Mapping) and value.get("type") in (None, below.get("type"))
+        )
+        both[key] = _laid_over(below, value) if merges else value  # another `type` has other keys
+    return both
+
+
+def assign_key(values: dict[str, Any], key: str, value: Any) -> None:
+    """Puts a value at a dotted key, making the tables on the way. Raises `ConfigError` where one is no table."""
     *path, leaf = key.split(".")
     node = values
     for depth, part in enumerate(path):

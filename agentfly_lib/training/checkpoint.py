@@ -112,14 +112,15 @@ def seal(path: Path, state: CheckpointState) -> CheckpointRef:
     return _ref(path, state.policy_version)
 
 
-def newest_checkpoint(directory: Path) -> CheckpointRef | None:
-    """The complete checkpoint with the highest version, or None. Deletes what killed writers left behind.
+def newest_checkpoint(directory: Path, *, tidy: bool = True) -> CheckpointRef | None:
+    """The complete checkpoint with the highest version, or None.
 
-    Completeness is judged by manifest and file sizes; `verify_checkpoint` compares contents.
+    Completeness is judged by manifest and file sizes; `verify_checkpoint` compares contents. `tidy` deletes what killed
+    writers left behind: only for the one process that may write there.
     """
     if not directory.is_dir():
         return None
-    for leftover in directory.glob(f"*{_STAGING}"):
+    for leftover in directory.glob(f"*{_STAGING}") if tidy else ():
         logger.info("removing the unfinished checkpoint %s", leftover)
         shutil.rmtree(leftover)
     for path in sorted(_checkpoints(directory), key=lambda item: int(item.name), reverse=True):
