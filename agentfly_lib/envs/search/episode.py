@@ -27,15 +27,14 @@ class Search:
         self._service = shared_service(self._settings.index)
         self._service.start()
         self._accepted: tuple[str, ...] | None = None
-        self._question = ""
         self._done = False
 
     def reset(self, problem: Mapping[str, Any]) -> str:
-        """Begins with the columns `question` and `answer`, a list."""
+        """Begins with the column `answer`, a text or several; gives back the column `question`, if there is one."""
         answers = problem["answer"]
         self._accepted = (answers,) if isinstance(answers, str) else tuple(map(str, answers))
-        self._question, self._done = str(problem["question"]), False
-        return self._question
+        self._done = False
+        return str(problem.get("question", ""))
 
     def step(self, action: str) -> StepResult:
         """Does `search[query]` or `answer[text]`; the answer ends the episode."""
