@@ -137,18 +137,30 @@ def collect(
 @app.command()
 def score(
     run: Run,
-    reward: Annotated[str, typer.Option(help="A reward we ship, or package.module:name.")],
+    reward: Annotated[str | None, typer.Option(help="A reward we ship, or package.module:name.")] = None,
+    reward_config: Annotated[
+        Path | None,
+        typer.Option(help="TOML with name, settings or parts: a recipe's [agent.reward], or its keys by themselves."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A key of the reward, e.g. --set agent.reward.settings.x=1. Repeatable."
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Score the stored rollouts of a finished run with another reward; nothing is generated again."""
-    from agentfly_lib.agents.agent import as_reward
     from agentfly_lib.configs import load_config
+    from agentfly_lib.configs.rescoring import rescoring_reward
+    from agentfly_lib.rewards.registry import build_reward
 
     directory = _existing_run(run)
     config = load_config(directory / "config.toml", [f"run.root={directory.resolve().parent}"])
+    chosen = rescoring_reward(config.agent.reward, name=reward, file=reward_config, overrides=overrides or ())
     _prepare(config)
-    as_reward(reward)
-    for scores in _run_flow("score", config.run.name, quiet, config, reward):
+    build_reward(chosen)
+    for scores in _run_flow("score", config.run.name, quiet, config, chosen):
         mean = "none could be scored" if scores.mean is None else f"mean {scores.mean:.4f}"
         typer.echo(f"step {scores.step}: {mean} of {scores.trajectories} trajectories, {scores.dropped} dropped")
 
@@ -207,6 +219,27 @@ def plan(
     config = _load(recipe, overrides)
     prepare_environment(config.run.root, offline=True, quiet=True)
     if not show_plan(config, gpus=gpus, gpu_memory_gib=gpu_memory_gib, shape_from=shape_from):
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    recipe: Recipe,
+    rehearsal: Annotated[
+        bool, typer.Option("--rehearsal/--quick", help="Train two small steps too, or look only.")
+    ] = True,
+    overrides: Overrides = None,
+) -> None:
+    """Say what would go wrong, before GPU time is spent, and what to do about it. Exits 1 if a check fails."""
+    config = _load(recipe, overrides)
+    prepare_environment(config.run.root, offline=not _names_hub(config), quiet=True)
+    _add_working_folder()
+    from agentfly_lib.doctor import examine, rehearse, render_checks
+
+    checks = list(examine(config))
+    if rehearsal and not any(check.level == "fail" for check in checks):
+        checks += rehearse(config, lambda small: _run_flow("train", small.run.name, True, small))
+    if not render_checks(checks):
         raise typer.Exit(1)
 
 
@@ -382,21 +415,29 @@ def _load(recipe: Path, overrides: list[str] | None) -> RunConfig:
 
 def _prepare(config: RunConfig) -> None:
     """Sets the process's environment, before prefect, mlflow, ray or vllm are imported, and looks for what is wrong."""
-    names_hub = config.data.type == "hub" or (
-        config.model.type == "pretrained" and not Path(config.model.name_or_path).exists()
-    )
     try:
         config.run.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"run.root = {config.run.root}: cannot be made ({error.strerror}); name another folder"
         ) from error
-    prepare_environment(config.run.root, offline=not names_hub, quiet=True)
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # where tools and rewards of the user's own lie, as for `python -m`
+    prepare_environment(config.run.root, offline=not _names_hub(config), quiet=True)
+    _add_working_folder()
     from agentfly_lib.preflight import check_run
 
     check_run(config)
+
+
+def _names_hub(config: RunConfig) -> bool:
+    """The recipe itself asks for something from a hub."""
+    model_from_hub = config.model.type == "pretrained" and not Path(config.model.name_or_path).exists()
+    return config.data.type == "hub" or model_from_hub
+
+
+def _add_working_folder() -> None:
+    """Tools and rewards of the user's own may lie there, as for `python -m`."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
 
 
 def _flow(name: str) -> Callable[..., Any]:

@@ -6,8 +6,9 @@ from statistics import fmean
 
 from prefect import task
 
-from agentfly_lib.agents.agent import as_reward
+from agentfly_lib.configs import RewardConfig
 from agentfly_lib.refs import ScoresRef
+from agentfly_lib.rewards.registry import build_reward
 from agentfly_lib.rewards.stage import ScoredStep, score_step
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.types import Outcome
@@ -34,16 +35,16 @@ async def score(step: int) -> ScoresRef:
 
 
 @task(name="rescore", task_run_name="rescore-{step:06d}", **RETRIED)
-async def rescore(step: int, reward: str) -> ScoresRef:
+async def rescore(step: int, reward: RewardConfig) -> ScoresRef:
     """Another reward over the stored rollouts of a step."""
     session = current_session()
-    directory, config = session.directory.step(step), session.config.agent.reward.model_copy(update={"name": reward})
+    directory = session.directory.step(step)
     async with within(session.config.rollout.stage_timeout_seconds + _MARGIN_SECONDS, f"rescore {step}"):
         with session.display.stage(f"rescore-{step:06d}", total=session.requested) as bar:
             scored = await score_step(
                 directory,
-                as_reward(reward),
-                config=config,
+                build_reward(reward),
+                config=reward,
                 follow_seconds=_MARGIN_SECONDS,
                 on_progress=lambda done, total: bar.update(completed=done, total=total),
             )
@@ -54,7 +55,7 @@ async def rescore(step: int, reward: str) -> ScoresRef:
         if trajectory.reward is not None
     ]
     if rewards:
-        session.tracker.log_metrics(step, {f"rescored/{reward}/mean": fmean(rewards)})
+        session.tracker.log_metrics(step, {f"rescored/{reward.identity}/mean": fmean(rewards)})
     return scores_ref(session, directory, step, scored, mean=fmean(rewards) if rewards else None)
 
 

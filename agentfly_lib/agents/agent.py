@@ -27,11 +27,12 @@ from agentfly_lib.agents.generation import GenerationConfig
 from agentfly_lib.agents.host import EngineHost
 from agentfly_lib.agents.inputs import to_problems
 from agentfly_lib.agents.mcp import tools_of_servers
+from agentfly_lib.agents.options import read_options
 from agentfly_lib.agents.result import RunResult
 from agentfly_lib.agents.running import AgentRun
 from agentfly_lib.agents.streaming import AgentEvent, stream_events
 from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, ToolCall
-from agentfly_lib.configs.agent import AgentSettings, CompactionConfig, NoCompactionConfig
+from agentfly_lib.configs.agent import AgentSettings, CompactionConfig, CustomAgentConfig, NoCompactionConfig
 from agentfly_lib.envs.spec import EnvironmentSpec, environment_spec
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.inference import Generate
@@ -162,6 +163,8 @@ class Agent(ABC):
             settings["tools"] = tuple(tools_of(config).values())
         if "reward_fn" not in options:
             settings["reward_fn"] = build_reward(config.reward)
+        if isinstance(config, CustomAgentConfig):
+            settings |= read_options(cls, config.options)
         return cls(model_name_or_path, **(settings | options))
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentfly_lib.agents.agent import Agent
+from agentfly_lib.agents.options import read_options
 from agentfly_lib.configs.agent import AgentConfig, CustomAgentConfig
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.tools.named import find_named
@@ -21,7 +22,10 @@ SHIPPED_AGENTS = {
 
 
 def agent_class(config: AgentConfig) -> type[Agent]:
-    """The class of a config's agent. Raises `ConfigError` if one of the user's own is not there or is none."""
+    """The class of a config's agent.
+
+    Raises `ConfigError` if one of the user's own is not there or is none, or if its options do not fit it.
+    """
     name = config.name if isinstance(config, CustomAgentConfig) else config.type
     found = find_named(name, SHIPPED_AGENTS, object)
     if not (isinstance(found, type) and issubclass(found, Agent)):
@@ -29,4 +33,6 @@ def agent_class(config: AgentConfig) -> type[Agent]:
     missing = sorted(found.__abstractmethods__)
     if missing:
         raise ConfigError(f"agent.name = {name!r}: the class does not say how to {', '.join(missing)}; define it")
+    if isinstance(config, CustomAgentConfig):
+        read_options(found, config.options)
     return found

@@ -284,6 +284,8 @@ class CustomAgentConfig(AgentSettings):
     type: Literal["custom"] = "custom"
     name: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     """`package.module:ClassName` of a subclass of `agentfly_lib.agents.Agent`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the class that other agents do not have; which there are, its signature says."""
 
 
 def agent_type(value: Any) -> Any:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
+
 import pytest
 
 from agentfly_lib.agents import build_agent
-from agentfly_lib.configs import HFAgentConfig, RewardConfig
+from agentfly_lib.chat import get_parser
+from agentfly_lib.configs import CustomAgentConfig, HFAgentConfig, RewardConfig
 from agentfly_lib.errors import ConfigError, ModelError
 from agentfly_lib.rewards import math_equal
 from agentfly_lib.tools import calculator
@@ -107,3 +111,76 @@ class TestToolSettings:
         ):
             with pytest.raises(ConfigError, match=message):
                 build_agent(config, nowhere)
+
+
+class TestOptionsOfACustomAgent:
+    """`[agent.options]`, checked against the signature of the class before the model is looked at."""
+
+    @pytest.fixture(autouse=True)
+    def arrow(self, tmp_path, monkeypatch):
+        (tmp_path / "arrows.py").write_text(
+            textwrap.dedent(
+                """
+                from typing import Any, Literal
+                from agentfly_lib.agents import Agent, HFAgent
+                from agentfly_lib.chat import ParsedReply
+
+                class Arrow(Agent):
+                    def __init__(
+                        self, model, tools=None, *, arrow: Literal["->", "=>"] = "->", depth: int = 1, **options: Any
+                    ):
+                        super().__init__(model, tools, **options)
+                        self._freeze(arrow=arrow, depth=depth)
+
+                    def parse(self, text, truncated):
+                        return ParsedReply(content=text)
+
+                class Longer(Arrow):
+                    def __init__(self, *args: Any, name: str, copy: bool = False, **options: Any):
+                        super().__init__(*args, **options)
+                        self._freeze(name=name, copy=copy)
+
+                class Closed(HFAgent):
+                    pass
+                """
+            )
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "arrows", raising=False)
+        yield
+        sys.modules.pop("arrows", None)
+
+    def config(self, kind="Arrow", **options):
+        return CustomAgentConfig(name=f"arrows:{kind}", tools=(), options=options)
+
+    def test_they_reach_the_class_coerced(self, model_path):
+        agent = build_agent(self.config(arrow="=>", depth="3"), model_path)
+        assert (agent.arrow, agent.depth) == ("=>", 3)
+        assert (build_agent(self.config(), model_path).arrow) == "->"
+        longer = build_agent(self.config("Longer", name="x", copy=True, depth=2), model_path)
+        assert (longer.name, longer.copy, longer.depth, longer.arrow) == ("x", True, 2, "->")
+        assert isinstance(build_agent(self.config("Closed", parser="glm"), model_path).parser, type(get_parser("glm")))
+
+    @pytest.mark.parametrize(
+        ("name", "options", "message"),
+        [
+            ("Arrow", {"arow": "->"}, r"unknown key agent\.options\.arow: did you mean arrow\?"),
+            ("Arrow", {"zzz": 1}, r"unknown key agent\.options\.zzz: Arrow has: arrow, depth"),
+            ("Arrow", {"arrow": "~>"}, r"agent\.options\.arrow = '~>': Input should be '->' or '=>'"),
+            ("Arrow", {"depth": "deep"}, r"agent\.options\.depth = 'deep': Input should be a valid integer"),
+            (
+                "Arrow",
+                {"max_turns": 3},
+                r"agent\.options\.max_turns: every agent has this; write it as agent\.max_turns",
+            ),
+            ("Arrow", {"backend": "x"}, r"unknown key agent\.options\.backend"),
+            ("Longer", {}, r"agent\.options\.name is required by Longer and not set"),
+        ],
+    )
+    def test_faults_are_named(self, tmp_path, name, options, message):
+        with pytest.raises(ConfigError, match=message):
+            build_agent(self.config(name, **options), tmp_path / "nowhere")
+
+    def test_only_agents_of_ones_own_have_them(self):
+        with pytest.raises(ValueError, match="options"):
+            HFAgentConfig.model_validate({"options": {}})

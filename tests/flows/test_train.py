@@ -161,6 +161,15 @@ def test_another_reward_regenerates_nothing(ci_run, agentfly, tmp_path: Path) ->
     assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in step.rollouts.iterdir()} == rollouts
     assert (step.path / "scores-math_equal").is_dir()
 
+    file = tmp_path / "reward.toml"
+    file.write_text(
+        '[[parts]]\nname = "tests.flows.other_reward:short_answer"\n[[parts]]\nname = "format"\nweight = 2.0\n'
+    )
+    done = agentfly("score", copy, "--reward-config", file, "--set", "agent.reward.name=both")
+    assert done.status == 0, done.errors[-3000:]
+    for each in (each for group in load_scored_groups(step) for each in group.trajectories):
+        assert each.reward == each.reward_parts["short_answer"] + 2 * each.reward_parts["format"]
+
 
 def test_a_replay_of_the_shards_gives_the_same_weights(ci_run, agentfly, tmp_path) -> None:
     before = (ci_run.directory / "steps" / "000002" / "update.json").read_bytes()
