@@ -25,4 +25,6 @@ KIND = EnvironmentKind(
     prompt=PROMPT,
     first_observation=False,
     check=check,
+    memory_mib=2048,
+    packages=("bfcl-eval", "mpmath"),
 )

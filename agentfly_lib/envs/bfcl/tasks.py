@@ -118,7 +118,7 @@ def write_call(function: str, /, **arguments: Any) -> str:
     return json.dumps({"name": function, "arguments": arguments}, ensure_ascii=False)
 
 
-def functions_of(systems: Sequence[str]) -> dict[str, str]:
+def functions_of(systems: Sequence[System]) -> dict[str, System]:
     """From the name of each function that models may call to its system."""
     return {document["name"]: name for name in systems for document in _documents(name)}
 

@@ -6,9 +6,8 @@ a pipe. See `docs/environments/miniwob.md`.
 """
 
 from agentfly_lib.envs.environment import EnvironmentKind
-from agentfly_lib.envs.miniwob.actions import ACTIONS
 from agentfly_lib.envs.miniwob.episode import MiniWob
-from agentfly_lib.envs.miniwob.tasks import MiniWobSettings, check, problems
+from agentfly_lib.envs.miniwob.tasks import MiniWobSettings, actions, check, problems
 
 __all__ = ["KIND", "MiniWob", "MiniWobSettings"]
 
@@ -21,10 +20,11 @@ KIND = EnvironmentKind(
     name="miniwob",
     make=MiniWob,
     settings=MiniWobSettings,
-    actions=ACTIONS,
+    actions=actions,
     problems=problems,
     prompt=PROMPT,
     check=check,
     start_seconds=120.0,
     step_seconds=60.0,
+    packages=("miniwob",),
 )

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from agentfly_lib.envs.environment import EnvironmentSettings
+from agentfly_lib.envs.miniwob.actions import ACTIONS
 from agentfly_lib.envs.miniwob.chromium import find_browser
 from agentfly_lib.envs.miniwob.page import Page, pages_folder
 from agentfly_lib.errors import ConfigError
 
-__all__ = ["MiniWobSettings", "check", "open_page", "problems"]
+__all__ = ["MiniWobSettings", "actions", "check", "open_page", "problems"]
 
 QUESTION = "Do what the page asks for."
 _FIRST_EVAL_SEED = 1_000_000
 
+ActionName = Literal["click", "type", "scroll", "drag", "key", "wait", "finished"]
 PageName = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
 
 
@@ -56,6 +58,16 @@ class MiniWobSettings(EnvironmentSettings):
     function of its seed."""
     observation: Literal["screen", "text", "both"] = "screen"
     """What is seen: a picture, or one line for each thing on the page with where it is, or both."""
+    actions: Annotated[tuple[ActionName, ...], Field(min_length=1)] = (
+        "click",
+        "type",
+        "scroll",
+        "drag",
+        "key",
+        "wait",
+        "finished",
+    )
+    """The agent's tools."""
     scale: Annotated[int, Field(ge=1, le=8)] = 2
     """Screen pixels per pixel of a page, which has 160 x 210. Give GUI agents `screen_width` and `screen_height` to
     match: 320 and 420 for 2."""
@@ -65,6 +77,11 @@ class MiniWobSettings(EnvironmentSettings):
     """Of each page, from other seeds."""
     seconds: PositiveFloat = 20.0
     """Limit of each thing that is asked of the browser."""
+
+
+def actions(settings: MiniWobSettings) -> list[Callable[..., str]]:
+    """The agent's tools."""
+    return [action for action in ACTIONS if action.__name__ in settings.actions]
 
 
 def check(settings: MiniWobSettings) -> None:

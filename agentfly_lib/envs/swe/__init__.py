@@ -6,9 +6,8 @@ See `docs/environments/swe.md`.
 """
 
 from agentfly_lib.envs.environment import EnvironmentKind
-from agentfly_lib.envs.swe.actions import ACTIONS
 from agentfly_lib.envs.swe.episode import Swe
-from agentfly_lib.envs.swe.tasks import SweSettings, check, problems
+from agentfly_lib.envs.swe.tasks import SweSettings, actions, check, problems
 
 __all__ = ["KIND", "Swe", "SweSettings"]
 
@@ -22,7 +21,7 @@ KIND = EnvironmentKind(
     name="swe",
     make=Swe,
     settings=SweSettings,
-    actions=ACTIONS,
+    actions=actions,
     problems=problems,
     prompt=PROMPT,
     first_observation=False,

@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,11 +16,12 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from agentfly_lib.configs.base import Config
 from agentfly_lib.envs.environment import EnvironmentSettings
+from agentfly_lib.envs.swe.actions import ACTIONS, submit
 from agentfly_lib.envs.swe.sample import sample_rows
 from agentfly_lib.errors import ConfigError, DataError, SandboxUnavailableError
 from agentfly_lib.resources import ProcessSpec
 
-__all__ = ["PROTECTED", "SweProblem", "SweSettings", "archive_of", "check", "problems", "read_problem"]
+__all__ = ["PROTECTED", "SweProblem", "SweSettings", "actions", "archive_of", "check", "problems", "read_problem"]
 
 PROTECTED = (
     *("test", "tests", "testing", "test_*.py", "*_test.py", "conftest.py"),
@@ -32,6 +33,8 @@ _COLUMNS = ("repository", "image", "files", "test_patch", "fail_to_pass", "pass_
 _PATCHED = re.compile(r"^(?:\+\+\+|---) [ab]/(.+?)(?:\t.*)?$", re.MULTILINE)
 _LARGEST_ARCHIVE = 64 << 20
 
+ActionName = Literal["run_shell", "list_files", "read_file", "create_file", "edit_file", "grep"]
+
 
 class SweSettings(EnvironmentSettings):
     """Where the problems are, and what work on them may use up."""
@@ -40,6 +43,8 @@ class SweSettings(EnvironmentSettings):
     """Rows to train on, a JSONL or Parquet file; unset: a few small repositories that come with the program."""
     eval: Path | None = None
     """Rows to evaluate on; unset: others of those, or none if `train` is set."""
+    actions: tuple[ActionName, ...] = ("run_shell", "list_files", "read_file", "create_file", "edit_file", "grep")
+    """The agent's tools, beside `submit`."""
     command_seconds: Annotated[float, Field(gt=0, le=300)] = 60.0
     """Limit of one command or file action."""
     test_seconds: Annotated[float, Field(gt=0, le=900)] = 300.0
@@ -109,6 +114,11 @@ class SweProblem(Config):
 class _Row:
     where: str
     values: dict[str, Any]
+
+
+def actions(settings: SweSettings) -> list[Callable[..., str]]:
+    """The agent's tools."""
+    return [action for action in ACTIONS if action is submit or action.__name__ in settings.actions]
 
 
 def check(settings: SweSettings) -> None:
