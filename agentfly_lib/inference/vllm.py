@@ -306,10 +306,10 @@ class VllmEngine:
                 refused.append((name, EngineError(self._unproven)))
                 continue
             request = waiting.request
-            params = sampling_params(request, each_token=waiting.each_token)
             try:
+                params = sampling_params(request, each_token=waiting.each_token)
                 engine.add_request(name, tokens_input(list(request.token_ids)), params)
-            except ValueError as error:
+            except Exception as error:  # noqa: BLE001 - refusals are of many kinds; other requests are not to blame
                 refused.append((name, ValueError(f"request {request.request_id!r}: {error}")))
         if refused:
             self._loop.call_soon_threadsafe(self._resolve, refused)
