@@ -20,7 +20,7 @@ from agentfly_lib.errors import ConfigError
 
 __all__ = ["KIND", "ReasoningGym", "ReasoningGymSettings"]
 
-_SIZE = 1_000_000
+_SIZE = 10_000
 """Of the generated datasets, which make a problem when it is asked for."""
 _MAX_CHARS = 10_000
 _REPEATS = 200
@@ -63,8 +63,13 @@ class ReasoningGym:
             long = f"The answer is {len(action)} characters long, more than {_MAX_CHARS}; write a shorter one."
             return StepResult(observation=long, error=long)
         entry, self._entry = self._entry, None
-        reward = float(self._verifier.score_answer(action, entry))
-        return StepResult(observation="Answered.", reward=reward, done=True)
+        try:
+            reward = float(self._verifier.score_answer(action, entry))
+        except Exception as error:  # noqa: BLE001  some verifiers raise for what they cannot read
+            return StepResult(
+                observation="Answered.", done=True, info={"unreadable": f"{type(error).__name__}: {error}"}
+            )
+        return StepResult(observation="Answered.", reward=reward, done=True, info={"answer": str(entry["answer"])})
 
     def close(self) -> None:
         self._datasets.clear()
@@ -104,7 +109,8 @@ def _of_task(settings: ReasoningGymSettings, task: str, split: Literal["train", 
     if split == "train":
         held_out = itertools.islice(_of_task(settings, task, "eval"), settings.held_out)
         seen = {row["question"] for row in held_out}
-    seed = 2 * settings.seed + (split == "eval")
+    # The package makes problem n of a seed from their sum, so seeds must be as far apart as problems are many.
+    seed = _SIZE * (2 * settings.seed + (split == "eval"))
     dataset, repeats = _dataset(settings, task, seed), 0
     for index in range(len(dataset)):
         question = dataset[index]["question"]
