@@ -44,6 +44,17 @@ def listening() -> Callable[[int], set[str]]:
     return addresses
 
 
+@pytest.fixture(scope="session")
+def container_image() -> str:
+    """Name of an image with a shell and a Python, made of this machine's files; skips where no Docker engine runs."""
+    from agentfly_lib.resources.docker_engine import docker_engine, docker_missing
+    from tests.resources.host_image import host_image
+
+    if reason := docker_missing():
+        pytest.skip(reason)
+    return host_image(docker_engine().client)
+
+
 class FakeServer:
     """An OpenAI-compatible server on the loopback interface that does what a test tells it.
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from agentfly_lib.errors import SandboxError
 from agentfly_lib.resources import Completed
-from agentfly_lib.resources.process import PYTHON
 from agentfly_lib.tools import interpreter_program
 from agentfly_lib.tools.call import ToolContext, ToolResult
 from agentfly_lib.tools.sandbox import SandboxSettings, ending, one_at_a_time, sandbox_of, shown
@@ -35,12 +34,13 @@ class CodeInterpreterSettings(SandboxSettings):
 def make_code_interpreter(settings: CodeInterpreterSettings) -> Tool:
     """The tool with these limits."""
     spec = settings.spec
-    command = [PYTHON, "-I", "-S", "-c", _program(), *settings.packages]
 
     async def ask(context: ToolContext, interpreter: _Interpreter, code: str, seconds: float) -> Completed:
         interpreter.calls += 1
         request = {"id": interpreter.calls, "code": code, "max_chars": settings.max_result_chars}
-        return await sandbox_of(context, spec).ask(
+        sandbox = sandbox_of(context, spec)
+        command = [sandbox.python, "-I", "-S", "-c", _program(), *settings.packages]
+        return await sandbox.ask(
             interpreter.session, command, json.dumps(request), seconds=seconds, max_bytes=settings.max_output_bytes
         )
 

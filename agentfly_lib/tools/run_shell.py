@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-
 from agentfly_lib.tools.call import ToolContext, ToolResult
 from agentfly_lib.tools.sandbox import SandboxSettings, ending, sandbox_of, shown
 from agentfly_lib.tools.tool import Tool, tool
 
 __all__ = ["RunShellSettings", "make_run_shell", "run_shell"]
+
+
+_BEST_SHELL = 'exec "$(command -v bash || echo sh)" -c "$1"'
 
 
 class RunShellSettings(SandboxSettings):
@@ -20,7 +21,6 @@ class RunShellSettings(SandboxSettings):
 def make_run_shell(settings: RunShellSettings) -> Tool:
     """The tool with these limits."""
     spec = settings.spec
-    shell = "bash" if shutil.which("bash") else "sh"
 
     @tool(needs=spec, timeout=settings.timeout, settings=settings, make=make_run_shell)
     async def run_shell(command: str, context: ToolContext) -> ToolResult:
@@ -30,7 +30,7 @@ def make_run_shell(settings: RunShellSettings) -> Tool:
             command: What to run, in /workspace.
         """
         done = await sandbox_of(context, spec).run(
-            [shell, "-c", command], seconds=settings.seconds, max_bytes=settings.max_output_bytes
+            ["sh", "-c", _BEST_SHELL, "sh", command], seconds=settings.seconds, max_bytes=settings.max_output_bytes
         )
         error = None
         if done.timed_out:

@@ -12,7 +12,6 @@ from typing import Any
 
 from agentfly_lib.errors import SandboxError
 from agentfly_lib.resources import workspace_program
-from agentfly_lib.resources.process import PYTHON
 from agentfly_lib.tools.call import ToolContext, ToolResult
 from agentfly_lib.tools.sandbox import SandboxSettings, one_at_a_time, sandbox_of
 
@@ -44,8 +43,9 @@ async def undo(context: ToolContext, settings: WorkspaceSettings) -> ToolResult:
 
 
 async def _act(context: ToolContext, settings: WorkspaceSettings, action: str, arguments: dict[str, Any]) -> ToolResult:
-    done = await sandbox_of(context, settings.spec).run(
-        [PYTHON, "-I", "-S", "-c", _program()],
+    sandbox = sandbox_of(context, settings.spec)
+    done = await sandbox.run(
+        [sandbox.python, "-I", "-S", "-c", _program()],
         stdin=json.dumps({"action": action, **arguments}),
         seconds=settings.seconds,
         max_bytes=_ANSWER_BYTES,
