@@ -142,7 +142,7 @@ def problems(settings: AlfworldSettings, split: Literal["train", "eval"]) -> Ite
     part = folder / ("train" if split == "train" else settings.eval_split)
     if not part.is_dir():
         raise ConfigError(f"alfworld: there is no {part}")
-    for trajectory in sorted(part.rglob(TRAJECTORY)):
+    for trajectory in sorted(part.glob(f"*/*/{TRAJECTORY}")):
         game = trajectory.with_name(GAME)
         name = game.parent.relative_to(part).as_posix()
         if "movable" in name or "Sliced" in name or not game.is_file():

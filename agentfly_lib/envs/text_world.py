@@ -9,8 +9,8 @@ from agentfly_lib.envs.environment import StepResult
 __all__ = ["do", "list_actions", "one_line", "refuse_length", "tell_actions", "wanted_list"]
 
 LIST = "list actions"
-MAX_ACTION_CHARS = 300
-"""No action of these worlds is nearly so long."""
+MAX_ACTION_CHARS = 190
+"""No action of these worlds is nearly so long, and a Z-machine would cut it a little later."""
 MAX_LISTED = 100
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,7 +46,7 @@ FORBIDDEN = (
 WORD_LETTERS = 9
 """A Z-machine compares no more letters of a word."""
 LOGO = re.compile(r"^[ _|\\/$>]*$", re.MULTILINE)
-STATUS = re.compile(r"\n?>\s.*\Z", re.DOTALL)
+STATUS = re.compile(r"(?:^|\n)>\s.*\Z", re.DOTALL)
 """The prompt, and the status line that is drawn behind it."""
 
 
@@ -219,7 +220,9 @@ def _player(path: Path) -> Any:
     wanted = textworld.EnvInfos(
         won=True, lost=True, score=True, max_score=True, admissible_commands=True, extras=["walkthrough"]
     )
-    return textworld.start(str(path), wanted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the game is none of the classics it knows the secrets of
+        return textworld.start(str(path), wanted)
 
 
 def check(_settings: TextWorldSettings) -> None:

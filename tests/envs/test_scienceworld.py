@@ -119,13 +119,13 @@ def test_actions_are_listed_only_when_asked_for(world: ScienceWorld) -> None:
     assert world.step("look around").info["steps"] == 2
 
 
-@pytest.mark.parametrize("action", ["", "x" * 1_000_000, "\x00\x07\r\n", "日本語 ☃", "go to nowhere", "0", "list"])
-def test_whatever_a_model_writes_is_answered(world: ScienceWorld, action: str) -> None:
+def test_whatever_a_model_writes_is_answered(world: ScienceWorld) -> None:
     world.reset(BOIL)
-    result = world.step(action)
-    assert result.error is not None
-    assert result.observation
-    assert (result.reward, result.done) == (0.0, False)
+    for action in ("", "x" * 1_000_000, "\x00\x07\r\n", "日本語 ☃", "go to nowhere", "0", "list"):
+        result = world.step(action)
+        assert result.error is not None
+        assert result.observation
+        assert (result.reward, result.done) == (0.0, False)
     assert world.step("look around").error is None
 
 
