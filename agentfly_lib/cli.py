@@ -29,9 +29,11 @@ app = typer.Typer(
 config_app = typer.Typer(help="Recipes and configs.", no_args_is_help=True)
 model_app = typer.Typer(help="Models made on this machine.", no_args_is_help=True)
 template_app = typer.Typer(help="Chat templates.", no_args_is_help=True)
+resources_app = typer.Typer(help="What tools and environments run in.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(model_app, name="model")
 app.add_typer(template_app, name="template")
+app.add_typer(resources_app, name="resources")
 
 Recipe = Annotated[Path, typer.Argument(help="A recipe: a TOML file such as recipes/demo.toml.")]
 Overrides = Annotated[
@@ -187,6 +189,36 @@ def replay(
     typer.echo(report.text)
     if not report.same:
         raise typer.Exit(1)
+
+
+@app.command()
+def finetune(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -> None:
+    """Fine-tune on trajectories of earlier runs (data.type = "shards"). The same command again resumes."""
+    from agentfly_lib.data.imitation import imitated
+    from agentfly_lib.preflight import check_same_config
+    from agentfly_lib.store.layout import RunDirectory
+    from agentfly_lib.store.lock import RunLock
+
+    config = _load(recipe, overrides)
+    imitated(config)
+    _prepare(config)
+    check_same_config(config)
+    with RunLock(RunDirectory(config.run.directory)):
+        pass  # refused here in a second, and held by the flow as long as it runs
+    typer.echo(_run_flow("finetune", config.run.name, quiet, config).text)
+
+
+@app.command()
+def preferences(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, e.g. runs/demo.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A Parquet file for `datasets`.")],
+    margin: Annotated[float, typer.Option(min=0, help="Least difference of the two rewards.")] = 0.0,
+) -> None:
+    """Write the best and the worst chain of every group as a file of preferences."""
+    from agentfly_lib.data.preferences import export_preferences
+
+    pairs, groups = export_preferences([_existing_run(run) for run in runs], output, margin=margin)
+    typer.echo(f"{output}: {pairs} pairs from {groups} groups")
 
 
 @app.command()
@@ -405,6 +437,31 @@ def template_check(
     prepare_environment(Path("runs"), offline=Path(model).exists(), quiet=True)
     if not show_template(model, template=template, parser=parser, thinking=thinking):
         raise typer.Exit(1)
+
+
+@resources_app.command("ls")
+def resources_ls() -> None:
+    """List containers and control groups that this program has made, in use or left behind by a killed run."""
+    from agentfly_lib.resources.leftovers import find
+    from agentfly_lib.viewer.resources_report import render_leftovers
+
+    typer.echo(render_leftovers(find()), nl=False)
+
+
+@resources_app.command("reap")
+def resources_reap(
+    run: Annotated[str | None, typer.Option(help="Only what this run has made.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what is in use, or was made by another machine.")
+    ] = False,
+) -> None:
+    """Remove what killed runs have left behind."""
+    from agentfly_lib.resources.leftovers import find, reap
+    from agentfly_lib.viewer.resources_report import render_leftovers
+
+    removed = reap(find(), run=run, everything=everything)
+    typer.echo(render_leftovers(removed), nl=False)
+    typer.echo(f"{len(removed)} removed")
 
 
 def _load(recipe: Path, overrides: list[str] | None) -> RunConfig:
