@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,29 @@ def model_path(tmp_path_factory) -> Path:
     tokenizer.chat_template = shipped_template("chatml")
     path = tmp_path_factory.mktemp("model")
     tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def random_model(model_path, tmp_path_factory) -> Path:
+    """The tokenizer's directory, with a very small model in it."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+    path = tmp_path_factory.mktemp("random") / "model"
+    shutil.copytree(model_path, path)
+    config = Qwen2Config(
+        vocab_size=len(AutoTokenizer.from_pretrained(path)),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).save_pretrained(path)
     return path
 
 

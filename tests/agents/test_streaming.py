@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from contextlib import aclosing
 from itertools import groupby
@@ -14,7 +15,7 @@ from agentfly_lib.errors import DataError, EngineError, InfrastructureError
 from agentfly_lib.inference import ScriptedGenerate
 from agentfly_lib.rewards import reward
 from agentfly_lib.tools import tool
-from agentfly_lib.types import FinishReason
+from agentfly_lib.types import FailureKind, FinishReason
 
 CALL = '<tool_call>\n{"name": "double", "arguments": {"number": 2}}\n</tool_call>'
 PAIRS = {
@@ -184,3 +185,61 @@ async def test_cancelling_whoever_listens_cancels_the_run(model_path):
 async def test_mistakes_are_raised_before_anything_happens(model_path):
     with pytest.raises(DataError):
         await events_of(made(model_path, []), [])
+
+
+@pytest.mark.stack
+async def test_a_model_that_writes_broken_characters_all_the_time_is_told_without_losing_one(random_model):
+    """A byte-level vocabulary and random weights: characters of several tokens begin, end and break off anywhere."""
+    pytest.importorskip("torch")
+    agent = HFAgent(random_model, [], backend_config={"backend": "transformers", "context_length": 512})
+    config = {"max_tokens": 200, "seed": 3}
+    events = await events_of(agent, "Say it", num_chains=3, generation_config=config)
+    plain = await agent.run("Say it", num_chains=3, generation_config=config)
+    for told, other in zip(events[-1].result.trajectories, plain.trajectories, strict=True):
+        deltas = [e.text for e in events if e.type == "text_delta" and e.trajectory_id == told.id]
+        assert len(deltas) > 20
+        assert "".join(deltas) == told.final_response == other.final_response
+        assert "\ufffd" in told.final_response
+        assert told.segments[0].token_ids.tolist() == other.segments[0].token_ids.tolist()
+        assert told.segments[0].logprobs.tolist() == pytest.approx(
+            other.segments[0].logprobs.tolist(), abs=1e-5, nan_ok=True
+        )
+    assert_closed(events)
+    await agent.close()
+
+
+async def test_text_of_a_server_comes_in_pieces(model_path, fake_server):
+    text = "Vier 👩‍👩‍👧 ist 四."
+
+    async def pieces():
+        for character in text:
+            chunk = {"choices": [{"text": character, "finish_reason": None}]}
+            data = b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
+            yield data[:40]
+            yield data[40:]
+        yield b'data: {"choices": [{"text": "", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+
+    server = await fake_server(lambda path, body: pieces())
+    agent = HFAgent(model_path, [], backend_config={"backend": "openai", "base_url": server.url, "tokens": "text"})
+    events = await events_of(agent, "?")
+    deltas = [event.text for event in events if event.type == "text_delta"]
+    assert deltas == list(text)
+    assert next(event for event in events if event.type == "turn_ended").text == text
+    assert_closed(events)
+    await agent.close()
+
+
+async def test_a_server_that_breaks_off_in_the_middle(model_path, fake_server):
+    async def pieces():
+        yield b'data: {"choices": [{"text": "Vi", "finish_reason": null}]}\n\n'
+        yield server.HANG_UP
+
+    server = await fake_server(lambda path, body: pieces())
+    agent = HFAgent(model_path, [], backend_config={"backend": "openai", "base_url": server.url, "tokens": "text"})
+    events = await events_of(agent, "?")
+    assert [event.text for event in events if event.type == "text_delta"] == ["Vi"]
+    (error,) = (event for event in events if event.type == "error")
+    assert "broke off its answer" in error.message
+    assert error.failure.kind is FailureKind.INFRASTRUCTURE
+    assert_closed(events)
+    await agent.close()

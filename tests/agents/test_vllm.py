@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +14,18 @@ import asyncio, sys
 from agentfly_lib.agents import HFAgent
 from agentfly_lib.tools import calculator
 
+async def streamed(agent, **options):
+    config = {"max_tokens": 40, "seed": 5} | options
+    events = [event async for event in agent.stream("Say it", generation_config=config)]
+    plain = (await agent.run("Say it", generation_config=config)).trajectories[0]
+    deltas = [event.text for event in events if event.type == "text_delta"]
+    (ended,) = (event for event in events if event.type == "turn_ended")
+    told = events[-1].result.trajectories[0]
+    assert "".join(deltas) == ended.text == told.final_response == plain.final_response
+    assert len(deltas) > 1, deltas
+    assert told.segments[0].token_ids.tolist() == plain.segments[0].token_ids.tolist()
+    return told
+
 async def main(agent):
     messages = [{"role": "user", "content": "What is the result of 1 + 1?"}]
     result = await agent.run(messages=messages, max_turns=3, num_chains=2, generation_config={"max_tokens": 8})
@@ -23,6 +33,11 @@ async def main(agent):
     for trajectory in result.trajectories:
         assert trajectory.failure is None, trajectory.failure
         assert 1 <= trajectory.num_sampled <= 8
+    told = await streamed(agent)
+    text = told.final_response
+    mark = next(character for character in text[6:] if character.isascii() and character.isalnum())
+    cut = await streamed(agent, stop=mark)
+    assert mark in cut.final_response and text.startswith(cut.final_response)
 
 if __name__ == "__main__":
     agent = HFAgent(
@@ -35,27 +50,6 @@ if __name__ == "__main__":
     asyncio.run(agent.close())
     print("done")
 """
-
-
-@pytest.fixture(scope="module")
-def random_model(model_path, tmp_path_factory) -> Path:
-    """The tokenizer's directory, with a very small model in it."""
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
-
-    path = tmp_path_factory.mktemp("random") / "model"
-    shutil.copytree(model_path, path)
-    config = Qwen2Config(
-        vocab_size=len(AutoTokenizer.from_pretrained(path)),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(path)
-    return path
 
 
 def test_the_readmes_example(random_model):

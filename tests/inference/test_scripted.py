@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from agentfly_lib.configs import SamplingConfig
 from agentfly_lib.errors import InfrastructureError
 from agentfly_lib.inference.generate import GenerationRequest
 from agentfly_lib.inference.scripted import ScriptedGenerate
@@ -124,3 +125,32 @@ async def test_requests_that_no_engine_could_serve_are_refused(prompt, max_token
 async def test_text_without_a_format_says_what_to_pass():
     with pytest.raises(TypeError, match="format"):
         await ScriptedGenerate(["x"]).generate(request())
+
+
+class TestStream:
+    async def test_one_token_at_a_time_and_the_same_result(self):
+        told: list = []
+        streamed = await ScriptedGenerate([[5, 6, STOP, 9]]).generate_stream(request(), told.append)
+        assert told == [[5], [6], [STOP]]
+        assert streamed == await ScriptedGenerate([[5, 6, STOP, 9]]).generate(request())
+
+    async def test_cancelled_in_the_middle(self):
+        engine = ScriptedGenerate([[5] * 100])
+        told: list = []
+        task = asyncio.create_task(engine.generate_stream(request(max_tokens=100), told.append))
+        async with asyncio.timeout(10):
+            while len(told) < 3:
+                await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(engine.cancelled) == 1
+        assert len(told) < 100
+        assert engine.in_flight == 0
+
+    async def test_stop_texts(self):
+        sampling = SamplingConfig(stop=("cd",))
+        asked = GenerationRequest(request_id="r", token_ids=[1], max_tokens=9, sampling=sampling)
+        generation = await scripted(["abcdef"]).generate(asked)
+        assert generation.token_ids == [ord(character) for character in "abcd"]
+        assert generation.finish is FinishReason.STOP

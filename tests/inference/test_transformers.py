@@ -250,3 +250,126 @@ async def test_closing_fails_whoever_waits(folder):
     await closing
     with pytest.raises(InfrastructureError, match="closed"):
         await waiting
+
+
+EVERYTHING = SamplingConfig(
+    temperature=0.7,
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=-0.25,
+    min_tokens=10,
+    logit_bias={20: 2.5, 21: -100.0, 22: 2.0},
+)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+async def test_penalties_and_biases_are_as_defined_and_touch_no_other_request(
+    engine, folder, logits_of, shaped, reference, greedy
+):
+    stops = tuple(range(100, 300))
+    asked = GenerationRequest(
+        request_id="r",
+        token_ids=prompt(40),
+        max_tokens=24,
+        sampling=EVERYTHING,
+        seed=5,
+        stop_token_ids=stops,
+        greedy=greedy,
+    )
+    generation, other = await asyncio.gather(engine.generate(asked), engine.generate(request(prompt(30))))
+    ids = generation.token_ids
+    assert len(ids) >= 11
+    for step, row in enumerate(logits_of(folder, [*asked.token_ids, *ids])[len(asked.token_ids) - 1 : -1]):
+        expected = shaped(row, EVERYTHING, prompt=asked.token_ids, sampled=ids[:step], stops=stops, greedy=greedy)
+        assert generation.logprobs[step] == pytest.approx(expected[ids[step]], abs=1e-4)
+        if greedy:
+            assert expected[ids[step]] == pytest.approx(max(expected), abs=1e-4)
+    assert other.logprobs == pytest.approx(reference(folder, [*prompt(30), *other.token_ids])[-12:], abs=1e-5)
+
+
+async def test_a_bias_beyond_the_vocabulary_is_refused(engine):
+    with pytest.raises(ValueError, match="300"):
+        await engine.generate(request(prompt(5), logit_bias={300: 1.0}))
+    assert len((await engine.generate(request(prompt(5)))).token_ids) == 12
+
+
+async def test_it_stops_at_the_token_that_completes_a_stop_text(engine):
+    free = await engine.generate(request(prompt(40), max_tokens=40))
+    text = f"{free.token_ids[20]}w{free.token_ids[21]}"
+    words = [f"w{token}" for token in free.token_ids]
+    number = next(number for number in range(41) if text in "".join(words[:number]))
+    stopped = await engine.generate(request(prompt(40), max_tokens=40, stop=("never", text)))
+    assert stopped.token_ids == free.token_ids[:number]
+    assert stopped.logprobs == pytest.approx(free.logprobs[:number], abs=1e-5)
+    assert stopped.finish is FinishReason.STOP
+
+
+async def test_stop_texts_without_a_tokenizer(folder):
+    engine = TransformersEngine("no such model", context_length=CONTEXT, load=Watched(folder).load)
+    with pytest.raises(ValueError, match="stop strings need the tokenizer of no such model"):
+        await engine.generate(request(prompt(5), stop=("x",)))
+
+
+class TestStream:
+    async def test_every_token_is_told_once_and_the_result_is_the_same(self, engine):
+        requests = [request(prompt(10 + i, i), seed=i, stop_token_ids=(77,), max_tokens=30) for i in range(8)]
+        plain = await asyncio.gather(*map(engine.generate, requests))
+        told: list[list] = [[] for _ in requests]
+        streamed = await asyncio.gather(
+            *(engine.generate_stream(asked, told[i].append) for i, asked in enumerate(requests))
+        )
+        for left, right, deltas in zip(streamed, plain, told, strict=True):
+            assert deltas == [[token] for token in left.token_ids]
+            assert (left.token_ids, left.finish) == (right.token_ids, right.finish)
+            assert left.logprobs == pytest.approx(right.logprobs, abs=1e-5)
+
+    async def test_a_token_is_told_before_the_next_is_sampled(self, folder):
+        model = Watched(folder)
+        engine = TransformersEngine("m", context_length=CONTEXT, load=model.load)
+        told: list = []
+        first = asyncio.Event()
+
+        def tell(delta) -> None:
+            told.append(delta)
+            model.gate.clear()  # the model waits before its next pass
+            first.set()
+
+        task = asyncio.create_task(engine.generate_stream(request(prompt(5), max_tokens=400), tell))
+        async with asyncio.timeout(60):
+            await first.wait()
+            assert not task.done()
+            model.gate.set()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        count = len(told)
+        passes = len(model.passes)
+        await engine.generate(request(prompt(5), max_tokens=2))
+        assert len(told) == count, "nobody is told after the end"
+        assert count < 400
+        assert passes < 400
+        await engine.close()
+
+    async def test_what_the_listener_raises_ends_the_request_and_is_raised(self, engine):
+        def broken(delta):
+            raise ZeroDivisionError("the listener")
+
+        with pytest.raises(ZeroDivisionError, match="the listener"):
+            await engine.generate_stream(request(prompt(5), max_tokens=400), broken)
+        with pytest.raises(ZeroDivisionError, match="the listener"):  # also if it is the last token
+            await engine.generate_stream(request(prompt(5), max_tokens=1), broken)
+        assert len((await engine.generate(request(prompt(5)))).token_ids) == 12
+
+    async def test_a_model_that_breaks_in_the_middle(self, folder):
+        model = Watched(folder)
+        engine = TransformersEngine("m", context_length=CONTEXT, load=model.load)
+        told: list = []
+
+        def tell(delta) -> None:
+            told.append(delta)
+            model.error = RuntimeError("out of memory")
+
+        with pytest.raises(EngineError, match="out of memory"):
+            await engine.generate_stream(request(prompt(5), max_tokens=400), tell)
+        assert told
+        await engine.close()
