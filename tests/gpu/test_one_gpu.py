@@ -1,0 +1,74 @@
+"""For a machine with one GPU, minutes in all: `python -m pytest -m gpu tests/gpu -s`. Skipped where there is none.
+
+Engine and learner share the card. What is checked is what can differ there: kernels, dtypes, memory, collectives.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentfly_lib.cluster import gpu_count
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_count(), reason="no GPU here")]
+
+SHARED = (
+    "inference.device=cuda",
+    "learner.device=cuda",
+    "inference.gpu_memory_fraction=0.3",
+)
+
+
+def metrics_of(run: Path, step: int) -> dict[str, float]:
+    return json.loads((run / "steps" / f"{step:06d}" / "metrics.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stage", "agreement"), [("float32", 0, 1e-3), ("bfloat16", 2, 0.3)], ids=["float32", "bfloat16-zero2"]
+)
+def test_the_whole_flow(tmp_path, dtype, stage, agreement):
+    import subprocess
+    import sys
+
+    settings = [
+        *SHARED,
+        f"run.root={tmp_path}",
+        f"inference.dtype={dtype}",
+        f"learner.dtype={dtype}",
+        f"learner.zero_stage={stage}",
+        "inference.canary_tolerance=0.1",
+    ]
+    command = [sys.executable, "-m", "agentfly_lib", "train", "recipes/ci.toml"]
+    for setting in settings:
+        command += ["--set", setting]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for step in range(3):
+        metrics = metrics_of(tmp_path / "ci", step)
+        print(
+            f"{dtype} ZeRO {stage} step {step}: {metrics['time/step/seconds']:.2f} s, "
+            f"mismatch {metrics['train/mismatch/max']:.2g}, reward {metrics['train/reward/mean']:.3f}"
+        )
+        assert metrics["train/mismatch/max"] < agreement
+        assert metrics["train/skipped_updates/count"] == 0
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_flash_attention_over_documents_equals_the_padded_one(window):
+    import torch
+
+    from agentfly_lib.training.attention import Documents, _flash, _padded
+
+    torch.manual_seed(0)
+    edges = np.array([0, 33, 34, 200, 456], np.int32)
+    documents = Documents.of(edges, 456, torch.device("cuda"))
+    query = torch.randn(456, 8, 64, device="cuda", dtype=torch.bfloat16)
+    key, value = (torch.randn(456, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    flash = _flash(query, key, value, documents, scaling=None, window=window)
+    padded = _padded(query.float(), key.float(), value.float(), documents, scaling=None, window=window)
+    difference = float((flash.float() - padded).abs().max())
+    print(f"window {window}: flash differs from float32 by {difference:.2g}")
+    assert difference < 0.03
