@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ from agentfly_lib.envs.swe.actions import (
 from agentfly_lib.envs.swe.sample import SampleProblem, sample_problems
 from agentfly_lib.envs.swe.scoring import outcomes_of
 from agentfly_lib.envs.swe.tasks import check, problems
-from agentfly_lib.errors import ConfigError, DataError, UserError
+from agentfly_lib.errors import AgentFlyError, ConfigError, DataError, UserError
 
 CLAMP = sample_problems("train")[0].row()
 SAMPLES = [*sample_problems("train"), *sample_problems("eval")]
@@ -361,3 +362,46 @@ def test_closing_ends_what_runs_and_a_second_time_does_nothing() -> None:
     environment.close()
     environment.close()
     assert name not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def repository_image(container_image: str) -> Iterator[str]:
+    """An image with a repository in /testbed, made on top of this machine's files."""
+    from agentfly_lib.resources.docker_engine import docker_engine
+
+    context = io.BytesIO()
+    with tarfile.open(fileobj=context, mode="w") as tar:
+        test = CLAMP["files"]["tests/test_clamp.py"] + f"\n    def test_reported(self):\n        {SAMPLES[0].hidden}\n"
+        contents = CLAMP["files"] | {"tests/test_clamp.py": test}
+        contents = {f"testbed/{path}": content for path, content in contents.items()}
+        for path, content in ({"Dockerfile": f"FROM {container_image}\nCOPY testbed /testbed\n"} | contents).items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(content), 0o644
+            tar.addfile(entry, io.BytesIO(content.encode()))
+    context.seek(0)
+    client = docker_engine().client
+    image, _ = client.images.build(fileobj=context, custom_context=True, network_mode="none", rm=True, forcerm=True)
+    yield str(image.id)
+    client.images.remove(image.id, force=True)
+
+
+@pytest.mark.container
+@pytest.mark.parametrize("as_root", [False, True])
+def test_a_repository_in_an_image(repository_image: str, as_root: bool) -> None:
+    row = {name: CLAMP[name] for name in ("fail_to_pass", "pass_to_pass", "test_runner")} | {"image": repository_image}
+    environment = Swe(image_as_root=as_root, memory_mib=256, disk_mib=32)
+    try:
+        solved = play(environment, row, edit_file("clamp.py", "max(low, value)", "max(low, min(value, high))"))
+        assert (solved.reward, solved.info["failed"]) == (1.0, [])
+        cheated = play(environment, row, create_file("tests/test_clamp.py", ALWAYS, overwrite=True))
+        assert (cheated.reward, cheated.info["failed"]) == (0.0, CLAMP["fail_to_pass"])
+    finally:
+        environment.close()
+
+
+@pytest.mark.container
+def test_an_image_that_is_not_there_is_named(container_image: str) -> None:
+    environment = Swe()
+    with pytest.raises(AgentFlyError, match="localhost:1"):
+        environment.reset(CLAMP | {"files": None, "image": "localhost:1/agentfly-test-missing:1"})
+    environment.close()

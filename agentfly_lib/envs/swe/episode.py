@@ -13,13 +13,14 @@ from agentfly_lib.envs.swe.actions import NoAction, read_action
 from agentfly_lib.envs.swe.scoring import Verdict, judge, work_done
 from agentfly_lib.envs.swe.tasks import SweProblem, SweSettings, archive_of, read_problem
 from agentfly_lib.envs.swe.workspace import Answer, Workspace
-from agentfly_lib.errors import ConfigError, DataError, EnvironmentFailure
-from agentfly_lib.resources import Completed, open_process
+from agentfly_lib.errors import DataError, EnvironmentFailure
+from agentfly_lib.resources import Completed
 from agentfly_lib.resources.process import PYTHON, WORKSPACE
 
 __all__ = ["Swe"]
 
 _COPY_SECONDS = 120.0
+_FOLDER = f"{WORKSPACE}/repository"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +113,27 @@ class Swe:
 
     def _opened(self, problem: SweProblem) -> Workspace:
         """A workspace with the repository as the problem has it."""
-        if problem.image is not None:
-            return self._container(problem.image)
-        workspace = Workspace(open_process(self._settings.sandbox), folder=f"{WORKSPACE}/repository", python=PYTHON)
-        try:
+        limits = self._settings
+        if problem.image is None:
             archive = base64.b64encode(archive_of(problem)).decode()
-            workspace.ask("unpack", seconds=_COPY_SECONDS, archive=archive)
-        except BaseException as error:
-            workspace.close()
-            if isinstance(error, Answer):
-                raise DataError(f"the repository cannot be unpacked: {error}") from error
-            raise
-        return workspace
+            workspace = Workspace(limits.sandbox.open(), folder=_FOLDER, python=PYTHON)
+            return _filled(workspace, "unpack", archive=archive)
+        spec = limits.container(problem.image)
+        spec.check()
+        folder = limits.image_folder if limits.image_as_root else _FOLDER
+        workspace = Workspace(spec.open(), folder=folder, python=limits.image_python)
+        return workspace if limits.image_as_root else _filled(workspace, "copy", source=limits.image_folder)
 
-    def _container(self, image: str) -> Workspace:
-        raise ConfigError(f"swe: the image {image} needs a Docker engine")
+
+def _filled(workspace: Workspace, how: str, **source: str) -> Workspace:
+    try:
+        workspace.ask(how, seconds=_COPY_SECONDS, **source)
+    except BaseException as error:
+        workspace.close()
+        if isinstance(error, Answer):
+            raise DataError(f"the repository cannot be laid out: {error}") from error
+        raise
+    return workspace
 
 
 def _shown(done: Completed) -> str:

@@ -1,6 +1,6 @@
 """What runs inside a workspace for the environment: one request as JSON on standard input, one answer on the output.
 
-Standard library only, and no newer than Python 3.7, because it runs on the interpreter of the repository's image. The
+Standard library only, and no newer than Python 3.9, because it runs on the interpreter of the repository's image. The
 tests run in this process too. What they found is told with a word that is not theirs, on a descriptor that is not their
 output, so that nothing is proved by what code prints or how it exits; code that searches its interpreter's memory for
 the word could still forge it, as with all tests that share a process with what they test.
@@ -15,6 +15,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 import tarfile
 from collections.abc import Callable
@@ -37,6 +38,13 @@ def unpack(folder: str, archive: str) -> dict[str, Any]:
             tar.extractall(folder, filter="data")
         else:
             tar.extractall(folder)  # noqa: S202  in a sandbox, from the problem's own archive
+    return {}
+
+
+def copy(folder: str, source: str) -> dict[str, Any]:
+    if not os.path.isdir(source):
+        raise Refused(f"there is no folder {source}")
+    shutil.copytree(source, folder, symlinks=True)
     return {}
 
 
@@ -160,7 +168,7 @@ def inside(folder: str, path: str) -> str:
     return os.path.join(folder, *parts)
 
 
-ACTIONS = {"unpack": unpack, "manifest": manifest, "changes": changes, "apply": apply, "test": test}
+ACTIONS = {"copy": copy, "unpack": unpack, "manifest": manifest, "changes": changes, "apply": apply, "test": test}
 
 
 def main() -> None:
@@ -175,7 +183,7 @@ def main() -> None:
         answer = ACTIONS[request.pop("action")](**request)
     except Refused as error:
         answer = {"error": str(error)}
-    except (OSError, ValueError, tarfile.TarError) as error:
+    except (OSError, ValueError, tarfile.TarError, shutil.Error) as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     with os.fdopen(answers, "w") as file:
         file.write(json.dumps({"word": word, "answer": answer}))

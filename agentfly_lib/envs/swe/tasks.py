@@ -20,6 +20,7 @@ from agentfly_lib.envs.swe.actions import ACTIONS, submit
 from agentfly_lib.envs.swe.sample import sample_rows
 from agentfly_lib.errors import ConfigError, DataError, SandboxUnavailableError
 from agentfly_lib.resources import ProcessSpec
+from agentfly_lib.resources.docker import ContainerSpec
 
 __all__ = ["PROTECTED", "SweProblem", "SweSettings", "actions", "archive_of", "check", "problems", "read_problem"]
 
@@ -62,7 +63,10 @@ class SweSettings(EnvironmentSettings):
     image_folder: str = "/testbed"
     """Where images have the repository."""
     image_python: str = "python3"
-    """The interpreter of images with which our own programs and the tests run; 3.7 or newer."""
+    """The interpreter of images with which our own programs and the tests run; 3.9 or newer."""
+    image_as_root: bool = False
+    """Work in the image's own folder, as root in a container whose files can be changed: for packages that were
+    installed from that folder, as in the images of SWE-bench. Else on a copy, as a user without privileges."""
 
     @property
     def sandbox(self) -> ProcessSpec:
@@ -75,6 +79,20 @@ class SweSettings(EnvironmentSettings):
             cpu_seconds=int(self.command_seconds + self.test_seconds) + 1,
             read_only=self.packages,
             environment={"PYTHONPATH": ":".join(self.packages)} if self.packages else {},
+        )
+
+    def container(self, image: str) -> ContainerSpec:
+        """The container of problems with an image."""
+        return ContainerSpec(
+            image=image,
+            memory_mib=self.memory_mib,
+            cpus=self.cpus,
+            processes=self.processes,
+            disk_mib=self.disk_mib,
+            file_mib=self.disk_mib,
+            python=self.image_python,
+            user=0 if self.image_as_root else 65534,
+            read_only=not self.image_as_root,
         )
 
 
