@@ -46,7 +46,7 @@ SHIPPED_ENVIRONMENTS = {
         "textworld",
         "webshop",
     )
-}
+} | {"gymnasium": "agentfly_lib.envs.gym:KIND", "openenv": "agentfly_lib.envs.openenv:KIND"}
 """From a name to where it is defined; imported when asked for."""
 
 

@@ -1,0 +1,192 @@
+"""A server that speaks OpenEnv, as an environment: its action schema becomes a tool, its sessions are our episodes.
+
+    [agent.environment]
+    name = "openenv"
+    settings = { url = "http://127.0.0.1:8000", observation = "echoed_message" }
+
+One instance is one WebSocket session (`/ws`), and messages are those of openenv-core 0.3: `reset`, `step` and `close`,
+answered by `observation` or `error`. The action's JSON Schema is read from `/schema` before anything begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, PositiveFloat, field_validator
+
+from agentfly_lib.envs.environment import Action, EnvironmentKind, EnvironmentSettings, StepResult
+from agentfly_lib.errors import ConfigError
+
+__all__ = ["KIND", "OpenEnv", "OpenEnvSettings"]
+
+_MAX_BYTES = 64 * 2**20
+_LISTED = frozenset({"done", "reward", "metadata"})
+"""Members that every action or observation has and that are no part of what the model sees."""
+
+
+class OpenEnvSettings(EnvironmentSettings):
+    """Where the server is, and how an agent is told of it."""
+
+    url: str
+    """`http://host:port` of the server."""
+    observation: str | None = None
+    """The member of observations that the model sees; unset: all of them."""
+    question: str = "Act in the environment."
+    reset: dict[str, Any] = Field(default_factory=dict)
+    """More arguments of every reset."""
+    seconds: PositiveFloat = 30.0
+    """Limit of an answer."""
+    seed: int = Field(default=0, ge=0)
+    """Of the first training problem; held-out problems have seeds of their own, far away."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("write it as http://host:port")
+        if parts.username or parts.password:
+            raise ValueError("a config is stored and shown, so it takes no user and password")
+        return url.rstrip("/")
+
+
+class OpenEnv:
+    """One session. `columns`: `seed`, and `reset`, a table of more arguments, if there are any."""
+
+    def __init__(self, **settings: Any) -> None:
+        from websockets.sync.client import connect
+
+        self._settings = OpenEnvSettings(**settings)
+        self._socket: Any = connect(
+            "ws" + self._settings.url.removeprefix("http") + "/ws",
+            open_timeout=self._settings.seconds,
+            close_timeout=5.0,
+            max_size=_MAX_BYTES,
+            proxy=None,
+        )
+
+    def reset(self, problem: Mapping[str, Any]) -> str:
+        data = {**self._settings.reset, **(problem.get("reset") or {}), "seed": int(problem["seed"])}
+        return self._seen(self._ask({"type": "reset", "data": data}))
+
+    def step(self, action: str) -> StepResult:
+        try:
+            data = json.loads(action)
+        except (ValueError, RecursionError) as error:
+            return _told(f"An action is a JSON object: {error}")
+        if not isinstance(data, dict):
+            return _told("An action is a JSON object.")
+        try:
+            answer = self._ask({"type": "step", "data": data})
+        except _Refused as error:
+            return _told(f"The environment did not do that: {error}")
+        return StepResult(
+            observation=self._seen(answer), reward=float(answer.get("reward") or 0.0), done=bool(answer.get("done"))
+        )
+
+    def close(self) -> None:
+        if self._socket is not None:
+            socket, self._socket = self._socket, None
+            with contextlib.suppress(OSError, self._closed_by_the_other_end):
+                socket.send(json.dumps({"type": "close"}))
+            socket.close()
+
+    @property
+    def _closed_by_the_other_end(self) -> type[Exception]:
+        from websockets.exceptions import ConnectionClosed
+
+        return ConnectionClosed
+
+    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The data of the answer. Raises `_Refused` if the server says that it could not."""
+        self._socket.send(json.dumps(message))
+        answer = json.loads(self._socket.recv(timeout=self._settings.seconds))
+        data = answer.get("data") or {}
+        if answer.get("type") == "error":
+            raise _Refused(f"{data.get('message', data)} ({data.get('code', 'no code')})")
+        if answer.get("type") != "observation" or not isinstance(data.get("observation"), dict):
+            raise ValueError(f"{answer.get('type')!r} is no answer to {message['type']!r}")
+        return data
+
+    def _seen(self, data: Mapping[str, Any]) -> str:
+        """What the model sees of an observation."""
+        observation: dict[str, Any] = data["observation"]
+        if self._settings.observation is not None:
+            if self._settings.observation not in observation:
+                known = ", ".join(observation)
+                raise ValueError(f"observations have no {self._settings.observation!r}, they have: {known}")
+            value = observation[self._settings.observation]
+            return value if isinstance(value, str) else json.dumps(value)
+        shown = {name: value for name, value in observation.items() if name not in _LISTED}
+        return "\n".join(
+            f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in shown.items()
+        )
+
+
+class _Refused(Exception):
+    """The server answered that it could not do what was asked of it."""
+
+
+def _actions(settings: OpenEnvSettings) -> list[Action]:
+    """One tool, with the arguments that the server's own schema has."""
+    schema = dict(_fetched(settings, "/schema")["action"])
+    properties = {name: each for name, each in schema.get("properties", {}).items() if name not in _LISTED}
+    parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
+    parameters |= {"type": "object", "properties": properties}
+    return [
+        Action(
+            name="act",
+            description=schema.get("description") or "Do one action.",
+            parameters=parameters,
+            write=lambda **arguments: json.dumps(arguments),
+        )
+    ]
+
+
+def _fetched(settings: OpenEnvSettings, path: str) -> dict[str, Any]:
+    import httpx
+
+    try:
+        response = httpx.get(settings.url + path, timeout=settings.seconds, trust_env=False)
+        response.raise_for_status()
+        found = response.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise ConfigError(
+            f"environment 'openenv': no OpenEnv server answers at {settings.url}{path}: {type(error).__name__}: "
+            f"{error}; start it first"
+        ) from error
+    if path == "/schema" and not isinstance(found.get("action"), dict):
+        raise ConfigError(f"environment 'openenv': {settings.url}{path} describes no action; is it an OpenEnv server?")
+    return found
+
+
+def _told(message: str) -> StepResult:
+    return StepResult(observation=message, error=message)
+
+
+def _problems(settings: OpenEnvSettings, split: Literal["train", "eval"]) -> Iterator[dict[str, Any]]:
+    """Seeds, without end."""
+    seed = settings.seed if split == "train" else settings.seed + 2**30
+    while True:
+        yield {"question": settings.question, "seed": seed}
+        seed += 1
+
+
+def _check(settings: OpenEnvSettings) -> None:
+    _fetched(settings, "/schema")
+
+
+KIND = EnvironmentKind(
+    name="openenv",
+    make=OpenEnv,
+    settings=OpenEnvSettings,
+    actions=_actions,
+    problems=_problems,
+    prompt="You act in an environment. Call the tool `act` with one action at a time.",
+    place="thread",
+    check=_check,
+)
