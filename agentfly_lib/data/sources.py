@@ -3,6 +3,9 @@
 JSON, JSONL and CSV are read by Python itself, so that values arrive as written: no null keys are added to objects of
 different shapes. Parquet and Arrow values become plain JSON values. A row that cannot be read is a `RowFault` among
 the rows, so that all of them can be reported together; a file that cannot be read at all is a `DataError`.
+
+Files are read in pieces whose size in memory is bounded, whatever a small file unpacks to: a line, a row or a block of
+rows beyond that is refused.
 """
 
 from __future__ import annotations
@@ -20,11 +23,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from agentfly_lib.data.unpacked import check_messages, check_row_groups, pieces, string_columns
 from agentfly_lib.errors import DataError
 
 __all__ = ["SUFFIXES", "Row", "RowFault", "plain_value", "read_jsonl", "read_rows"]
 
 _MAX_CELL_BYTES = 128 * 2**20
+_MAX_LINE_BYTES = 128 * 2**20
+_MAX_FILE_BYTES = 2 * 2**30
+"""Of a JSON file, which is read whole."""
+_BATCH_ROWS = 512
+_ARROW_MAGIC, _ARROW_FILE_START = b"ARROW1", 8
+"""The file format is the stream format between two of these, the first one padded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +84,11 @@ def read_rows(path: Path) -> Iterator[Row | RowFault]:
 def read_jsonl(path: Path) -> Iterator[Row | RowFault]:
     """One JSON object per line; empty lines are skipped but counted."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), start=1):
+            if len(line) > _MAX_LINE_BYTES:
+                raise DataError(
+                    f"{path} line {number} is longer than {_MAX_LINE_BYTES} bytes; is it one JSON object per line?"
+                )
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if text.strip():
                 yield _json_row(path, number, text)
@@ -120,6 +134,11 @@ def _json_row(path: Path, number: int, line: bytes) -> Row | RowFault:
 
 
 def _read_json(path: Path) -> Iterator[Row | RowFault]:
+    if (size := path.stat().st_size) > _MAX_FILE_BYTES:
+        raise DataError(
+            f"{path} has {size} bytes; a JSON file of more than {_MAX_FILE_BYTES} must be JSON Lines (.jsonl), which "
+            "is read line by line"
+        )
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -178,7 +197,11 @@ def _read_parquet(path: Path) -> Iterator[Row | RowFault]:
     from pyarrow import parquet
 
     try:
-        yield from _batch_rows(path, parquet.ParquetFile(path).iter_batches())
+        with parquet.ParquetFile(path) as plain:
+            check_row_groups(plain, str(path))
+            names = string_columns(plain)
+        with parquet.ParquetFile(path, read_dictionary=names) as file:
+            yield from _batch_rows(path, file.iter_batches(batch_size=_BATCH_ROWS))
     except pa.ArrowException as error:
         raise DataError(f"{path} is not a readable Parquet file: {error}") from error
 
@@ -187,11 +210,14 @@ def _read_arrow(path: Path) -> Iterator[Row | RowFault]:
     # Two layouts share the suffix: the file format, and the stream format that `datasets` writes.
     try:
         with pa.memory_map(str(path)) as source:
-            try:
+            start = _ARROW_FILE_START if source.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC else 0
+            source.seek(start)
+            check_messages(source, str(path))
+            source.seek(0)
+            if start:
                 file = pa.ipc.open_file(source)
                 batches = (file.get_batch(index) for index in range(file.num_record_batches))
-            except pa.ArrowInvalid:
-                source.seek(0)
+            else:
                 batches = iter(pa.ipc.open_stream(source))
             yield from _batch_rows(path, batches)
     except pa.ArrowException as error:
@@ -202,14 +228,17 @@ def _batch_rows(path: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[Row |
     number = 0
     for batch in batches:
         batch.validate(full=True)  # offsets that point outside the file would be followed
-        try:
-            rows = batch.to_pylist()
-        except (ValueError, OverflowError) as error:
-            last = number + batch.num_rows
-            raise DataError(f"{path} rows {number + 1} to {last} hold a value that cannot be read: {error}") from error
-        for values in rows:
-            number += 1
-            yield plain_row(str(path), number, values)
+        for piece in pieces(batch, str(path), number + 1):
+            try:
+                rows = piece.to_pylist()
+            except (ValueError, OverflowError) as error:
+                last = number + piece.num_rows
+                raise DataError(
+                    f"{path} rows {number + 1} to {last} hold a value that cannot be read: {error}"
+                ) from error
+            for values in rows:
+                number += 1
+                yield plain_row(str(path), number, values)
 
 
 def plain_row(source: str, number: int, values: dict[str, Any]) -> Row | RowFault:

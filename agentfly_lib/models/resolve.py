@@ -100,6 +100,11 @@ def _check_weights(directory: Path) -> None:
         shards = _read_object(directory, _INDEX, "its shards are unknown").get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise ModelError(f"{directory / _INDEX} lists no weights; fetch the model again")
+        for name in shards.values():
+            if not isinstance(name, str) or name in ("", "..") or Path(name).name != name or "\\" in name:
+                raise ModelError(
+                    f"{directory / _INDEX} names {name!r} as a file of weights; only files in the same folder can be"
+                )
         files = [directory / name for name in sorted(set(shards.values()))]
         missing = [file.name for file in files if not file.is_file()]
         if missing:

@@ -9,7 +9,8 @@ Rewards are not here but beside the part (`scores.py`); a part that is read has 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ def read_part(path: Path, expected: PartInfo | None = None) -> list[TrajectoryGr
     another version, or differs from what is expected.
     """
     table = read_table(path, ROLLOUTS, None if expected is None else expected.file)
-    groups = _decode(path, table)
+    with _faults_named(path):
+        groups = _decode(path, table)
     if expected is not None and tuple(group.id for group in groups) != expected.groups:
         raise ShardError(f"{path} does not hold the groups that its manifest lists")
     return groups
@@ -129,9 +131,10 @@ def read_index(path: Path, expected: PartInfo | None = None) -> PartIndex:
     """Like `read_part`, with the same checks, but decodes only who the trajectories are and how they stopped."""
     table = read_table(path, ROLLOUTS, None if expected is None else expected.file).select(_INDEX_COLUMNS)
     ids, group_ids, chains, stops = (column.to_pylist() for column in table.columns)
-    index = PartIndex(
-        ids=tuple(ids), group_ids=tuple(group_ids), chains=tuple(chains), stops=tuple(map(StopReason, stops))
-    )
+    with _faults_named(path):
+        index = PartIndex(
+            ids=tuple(ids), group_ids=tuple(group_ids), chains=tuple(chains), stops=tuple(map(StopReason, stops))
+        )
     if expected is not None and index.groups != expected.groups:
         raise ShardError(f"{path} does not hold the groups that its manifest lists")
     return index
@@ -143,10 +146,23 @@ def inspect_part(path: Path, *, step: int) -> PartInfo:
     found = table_metadata(table).get("step")
     if found != str(step):
         raise ShardError(f"{path} was written for step {found}, not for step {step}; move it away")
-    groups = tuple(dict.fromkeys(table.column("group_id").to_pylist()))
-    return PartInfo(
-        name=path.name, groups=groups, rows=table.num_rows, sha256=file_sha256(path), bytes=path.stat().st_size
-    )
+    with _faults_named(path):
+        groups = tuple(dict.fromkeys(group.id for group in _decode(path, table)))
+        return PartInfo(
+            name=path.name, groups=groups, rows=table.num_rows, sha256=file_sha256(path), bytes=path.stat().st_size
+        )
+
+
+@contextmanager
+def _faults_named(path: Path) -> Iterator[None]:
+    """Arrow has checked the columns' types; what stands in them may still be anything if no checksum is known."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ShardError(
+            f"{path} holds rows that no collection has written ({type(error).__name__}: {reason}); move it away"
+        ) from error
 
 
 def _check_groups(groups: Sequence[TrajectoryGroup]) -> None:
@@ -247,12 +263,17 @@ class _Tokens:
 def _flat(table: pa.Table, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
     """Values `[sum of lengths]` and offsets `[rows + 1]` of a list column."""
     column = table.column(name).combine_chunks()
+    if column.null_count or column.values.null_count:
+        raise ValueError(f"{name} has nulls")
     values = column.values.to_numpy(zero_copy_only=False)
     values.flags.writeable = False
     return values, column.offsets.to_numpy()
 
 
 def _decode(path: Path, table: pa.Table) -> list[TrajectoryGroup]:
+    for name in (*_INDEX_COLUMNS, "problem_id", "attempt", "problem"):
+        if table.column(name).null_count:
+            raise ValueError(f"{name} has nulls")
     tokens = _Tokens(path, table)
     # A problem's text stands once per group in the dictionary, and is parsed once.
     column = table.column("problem").combine_chunks()

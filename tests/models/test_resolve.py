@@ -47,6 +47,10 @@ def _shard(directory: Path, *present: str) -> None:
         save_file({"x": np.zeros(3, dtype=np.float32)}, directory / name)
 
 
+def _index(directory: Path, name: object) -> None:
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+
+
 def _pickle(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
 
@@ -70,6 +74,25 @@ def _garbage(directory: Path) -> None:
         (_cut, "has 1000 bytes, its header promises"),
         (_garbage, "no readable safetensors file"),
         (lambda d: _shard(d, "model-1.safetensors"), "lacks model-2.safetensors of its weights"),
+        *(
+            (
+                lambda d, name=name: _index(d, name),
+                "names .* as a file of weights; only files in the same folder can be",
+            )
+            for name in (
+                "../model.safetensors",
+                "/etc/passwd",
+                "a/b.safetensors",
+                "..",
+                ".",
+                "",
+                3,
+                None,
+                ["x"],
+                "a\\b",
+            )
+        ),
+        (lambda d: _index(d, "passwords.txt"), "lacks passwords.txt of its weights"),
         (lambda d: (d / "tokenizer.json").unlink(), "has no tokenizer"),
         (lambda d: (d / "chat_template.jinja").unlink(), "no chat template.*instruction-tuned"),
     ],

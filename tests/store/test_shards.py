@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -265,6 +266,45 @@ class TestBadFiles:
         _write(path, table.set_column(position, "segment_lengths", wrong))
         with pytest.raises(ShardError, match="segment lengths do not add up"):
             read_part(path)
+
+    @pytest.mark.parametrize(
+        ("column", "value"),
+        [
+            ("stop", "exploded"),
+            ("stop", None),
+            ("turns", "["),
+            ("turns", "[[{}]]"),
+            ("turns", "3"),
+            ("turns", "[]"),
+            ("turns", "[" * 100_000),
+            ("metrics", "{"),
+            ("metrics", None),
+            ("failure", '{"kind": "boredom", "message": "", "where": "", "attempts": 1}'),
+            ("failure", "3"),
+            ("group_id", None),
+            ("token_ids", None),
+            ("token_ids", [None]),
+            ("segment_lengths", [-1, 1]),
+            ("segment_lengths", [2_000_000_000]),
+            ("problem", "{}"),
+            ("problem", "x"),
+        ],
+    )
+    def test_rows_that_nobody_wrote_are_named_by_their_file(self, part, column, value):
+        path, _ = part
+        table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
+        position = table.schema.get_field_index(column)
+        field = table.schema.field(position)
+        values = pa.array([value] * table.num_rows, pa.string() if column == "problem" else field.type)
+        table = table.set_column(position, field, values.dictionary_encode() if column == "problem" else values)
+        _write(path, table)
+        with pytest.raises(ShardError, match=re.escape(str(path))):
+            read_part(path)
+        with pytest.raises(ShardError, match=re.escape(str(path))):
+            inspect_part(path, step=0)
+        if column == "stop":
+            with pytest.raises(ShardError, match=re.escape(str(path))):
+                read_index(path)
 
 
 def _rewrite(path: Path, key: bytes, value: bytes) -> None:
