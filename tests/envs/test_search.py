@@ -29,11 +29,11 @@ from agentfly_lib.envs.search import (
 from agentfly_lib.envs.search.bm25 import PACKAGES, Bm25Index
 from agentfly_lib.envs.search.corpus import Document, FileCorpus
 from agentfly_lib.envs.search.generated import generate_corpus, generate_questions
-from agentfly_lib.envs.search.index import Found, Index
+from agentfly_lib.envs.search.index import Found, Index, open_index
 from agentfly_lib.envs.search.scoring import exact_match, token_f1
 from agentfly_lib.envs.search.server import Batcher
 from agentfly_lib.envs.search.settings import check
-from agentfly_lib.errors import ConfigError, DataError, InfrastructureError
+from agentfly_lib.errors import ConfigError, DataError, InfrastructureError, ModelError
 from agentfly_lib.resources import ResourceEngine
 from agentfly_lib.tools import ToolCall, ToolContext, execute_calls
 from agentfly_lib.tools.web_search import web_search
@@ -436,3 +436,77 @@ def test_packages_that_are_missing_are_named(monkeypatch):
         check(SearchSettings())
     with pytest.raises(ConfigError, match="faiss-cpu, torch"):
         check(SearchSettings(index={"method": {"type": "dense", "model": "m"}}))
+
+
+@pytest.mark.stack
+class TestDense:
+    """With a small encoder of random weights: what is nearest is worked out by hand from its own states."""
+
+    @pytest.fixture(scope="class")
+    def model(self, tmp_path_factory):
+        pytest.importorskip("faiss")
+        torch = pytest.importorskip("torch")
+        from transformers import BertConfig, BertModel, BertTokenizer
+
+        path = tmp_path_factory.mktemp("encoder")
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "dog", "fox", "owl", "bee"]
+        words += ["elk", "q", "p", ":"]
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        BertModel(BertConfig(vocab_size=len(words), initializer_range=1.0, **sizes)).save_pretrained(path)
+        BertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(path)
+        return path
+
+    DOCUMENTS = tuple(Document(id=text, title="", text=text) for text in ("cat", "dog fox", "owl", "bee elk cat"))
+
+    def test_the_nearest_by_the_mean_of_the_states(self, model):
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+
+        from agentfly_lib.envs.search.dense import DenseIndex
+        from agentfly_lib.envs.search.settings import DenseConfig
+
+        encoder, tokenizer = AutoModel.from_pretrained(model).eval(), AutoTokenizer.from_pretrained(model)
+
+        def embedding(text: str):  # one at a time, so without padding
+            with torch.no_grad():
+                states = encoder(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+            return torch.nn.functional.normalize(states.mean(0), dim=0)
+
+        config = DenseConfig(model=model, query_prefix="q: ", passage_prefix="p: ", batch=3)
+        found = DenseIndex(self.DOCUMENTS, config).search(["owl", "bee elk"], 4)
+        for query, row in zip(("owl", "bee elk"), found, strict=True):
+            scores = [float(embedding(f"q: {query}") @ embedding(f"p: {each.text}")) for each in self.DOCUMENTS]
+            assert [number for number, _ in row] == sorted(range(4), key=lambda number: -scores[number])
+            assert [score for _, score in row] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
+        assert [len(row) for row in DenseIndex(self.DOCUMENTS, config).search(["owl"], 9)] == [4]
+
+    def test_an_index_that_was_written_before(self, model, tmp_path):
+        import faiss
+
+        from agentfly_lib.envs.search.dense import DenseIndex
+        from agentfly_lib.envs.search.settings import DenseConfig
+
+        made = DenseIndex(self.DOCUMENTS, DenseConfig(model=model))
+        faiss.write_index(made._index, str(tmp_path / "i"))
+        read = DenseIndex(self.DOCUMENTS, DenseConfig(model=model, index=tmp_path / "i"))
+        assert read.search(["cat"], 2) == made.search(["cat"], 2)
+        with pytest.raises(DataError, match="has 4 vectors, and the corpus 3 rows"):
+            DenseIndex(self.DOCUMENTS[:3], DenseConfig(model=model, index=tmp_path / "i"))
+
+    @pytest.mark.slow
+    def test_as_a_service(self, model, tmp_path):
+        (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": each.text}) for each in self.DOCUMENTS))
+        config = IndexConfig(corpus=tmp_path / "c.jsonl", method={"type": "dense", "model": model})
+        IndexSpec(config=config).check()
+        service = IndexService(config)
+        assert [len(row) for row in service.search(["owl", "cat"], 2)] == [2, 2]
+        service.close()
+
+    def test_a_folder_that_is_no_model(self, tmp_path):
+        config = IndexConfig(method={"type": "dense", "model": tmp_path})
+        with pytest.raises(ConfigError, match="is no folder of a model"):
+            IndexSpec(config=config).check()
+        (tmp_path / "config.json").write_text("{}")
+        with pytest.raises(ModelError, match="cannot be loaded as a text encoder"):
+            open_index(config)

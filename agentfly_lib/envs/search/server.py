@@ -7,7 +7,7 @@
     GET  /health    {"documents": ...}
 
 The interface is that of Search-R1's retriever. What has arrived while a search was running is searched together. It
-listens on the loopback interface. With `--child` it ends when its standard input does.
+listens on the loopback interface unless it is told another address. With `--child` it ends when standard input does.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Serves until it is ended. Tells its port, as a line of JSON, when it is ready, or what is wrong."""
     parser = argparse.ArgumentParser(prog="python -m agentfly_lib.envs.search.server", description="A search index.")
     parser.add_argument("--settings", default="{}", help="the corpus and how it is searched, as JSON")
+    parser.add_argument("--address", default="127.0.0.1", help="where to listen (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="default: one that is free")
     parser.add_argument("--child", action="store_true", help="end when standard input does")
     options = parser.parse_args(arguments)
@@ -128,13 +129,13 @@ def main(arguments: list[str] | None = None) -> None:
     except (UserError, ValidationError) as error:
         print(json.dumps({"error": str(error)}), flush=True)
         sys.exit(2)
-    asyncio.run(_serve(index, options.port, time.monotonic() - start))
+    asyncio.run(_serve(index, options.address, options.port, time.monotonic() - start))
 
 
-async def _serve(index: Index, port: int, seconds: float) -> None:
+async def _serve(index: Index, address: str, port: int, seconds: float) -> None:
     runner = web.AppRunner(make_app(index))
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await web.TCPSite(runner, address, port).start()
     ready = {"port": runner.addresses[0][1], "documents": len(index), "seconds": round(seconds, 3)}
     print(json.dumps(ready), flush=True)
     await asyncio.Event().wait()
