@@ -221,11 +221,12 @@ class EngineServer:
 
 def pack_request(request: GenerationRequest) -> PackedRequest:
     """Plain values, which pickle fast and need none of our classes."""
+    sampling = request.sampling
     return (
         request.request_id,
         tuple(request.token_ids),
         request.max_tokens,
-        request.sampling.model_dump(exclude_defaults=True),
+        {name: getattr(sampling, name) for name in sampling.model_fields_set},
         request.seed,
         request.stop_token_ids,
         request.greedy,
