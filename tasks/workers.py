@@ -1,7 +1,8 @@
 """The long-lived parts: inference engines and learner ranks. Here they are found, revived and synchronised.
 
 A learner that had to be replaced starts from the newest checkpoint and is brought up to the version that is needed by
-training again on the stored rollouts; an engine that had to be replaced is given the learner's weights.
+training again on the stored rollouts; an engine that had to be replaced is given the learner's weights. An engine that
+says it serves the version already, because it was found, proves it by a canary, and is given the weights if it cannot.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from prefect import task
 from prefect.runtime import task_run
 
 from agentfly_lib.cluster import end_actors
-from agentfly_lib.errors import LearnerError
-from agentfly_lib.inference.actor import ensure_engines, load_weights
+from agentfly_lib.errors import CanaryError, LearnerError
+from agentfly_lib.inference.actor import ensure_engines, load_weights, prove
 from agentfly_lib.inference.canary import Canary
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.store.atomic import read_json
@@ -23,7 +24,16 @@ from agentfly_lib.training.ranks import Learner, ensure_learner
 from tasks.options import RETRIED, within
 from tasks.session import Session, current_session
 
-__all__ = ["learner_at", "living_engines", "living_learner", "ready", "start_engines", "start_workers", "sync"]
+__all__ = [
+    "learner_at",
+    "living_engines",
+    "living_learner",
+    "ready",
+    "start_engines",
+    "start_learner",
+    "start_workers",
+    "sync",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +63,13 @@ async def start_engines(model: ModelRef) -> EngineRef:
             return await _engines(session, model)
 
 
+async def start_learner(session: Session, version: int) -> LearnerRef:
+    """Starts Ray and the learner alone, for a flow that generates nothing, and brings it to a version."""
+    await session.start_cluster()
+    _end_with(session)
+    return await learner_at(session, version)
+
+
 @task(name="sync", task_run_name="sync-{version:06d}", **RETRIED)
 async def sync(version: int, engines: EngineRef, learner: LearnerRef) -> tuple[EngineRef, LearnerRef]:
     """Learner and engines hold this version of the policy afterwards, proven by a canary."""
@@ -64,9 +81,7 @@ async def sync(version: int, engines: EngineRef, learner: LearnerRef) -> tuple[E
         with session.display.stage(f"sync-{version:06d}"):
             if _first_try() and learner.policy_version == version:
                 # Both answered a moment ago; one that has died since fails the call, and the next try replaces it.
-                if engines.policy_version != version:
-                    engines = await _send_weights(session, version, engines, learner)
-                return engines, learner
+                return await _serving(session, version, engines, learner), learner
             return await ready(session, version)
 
 
@@ -75,10 +90,7 @@ async def ready(session: Session, version: int) -> tuple[EngineRef, LearnerRef]:
     async with asyncio.TaskGroup() as group:
         asked = group.create_task(_engines(session, session.resolved_model))
         learner = group.create_task(learner_at(session, version))
-    engines = asked.result()
-    if engines.policy_version != version:
-        engines = await _send_weights(session, version, engines, learner.result())
-    return engines, learner.result()
+    return await _serving(session, version, asked.result(), learner.result()), learner.result()
 
 
 async def living_engines(session: Session, engines: EngineRef) -> EngineRef:
@@ -156,6 +168,21 @@ async def _learner(session: Session, model: ModelRef) -> LearnerRef:
     return await ensure_learner(
         session.config, model, checkpoint, run_name=session.config.run.name, namespace=session.namespace
     )
+
+
+async def _serving(session: Session, version: int, engines: EngineRef, ref: LearnerRef) -> EngineRef:
+    """Engines that serve the version that the learner holds, proven."""
+    if engines.policy_version == version:
+        proof = await Learner(ref, session.config.learner).canary()
+        canary = Canary(token_ids=tuple(proof.token_ids), logprobs=tuple(proof.logprobs))
+        tolerance = session.config.inference.canary_tolerance
+        try:
+            await asyncio.to_thread(prove, engines, canary, tolerance=tolerance)
+        except CanaryError as error:
+            logger.warning("the learner's weights are sent again: %s", error)
+        else:
+            return engines
+    return await _send_weights(session, version, engines, ref)
 
 
 async def _send_weights(session: Session, version: int, engines: EngineRef, ref: LearnerRef) -> EngineRef:

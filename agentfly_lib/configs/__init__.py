@@ -66,6 +66,7 @@ from agentfly_lib.configs.data import (
     FilesDataConfig,
     Gsm8kDataConfig,
     HubDataConfig,
+    ShardsDataConfig,
 )
 from agentfly_lib.configs.inference import InferenceConfig, OpenAIConfig, SamplingConfig, TransformersConfig
 from agentfly_lib.configs.load import config_toml, differing_keys, load_config, parse_overrides
@@ -146,6 +147,7 @@ __all__ = [
     "SamplingConfig",
     "SearchAgentConfig",
     "SequenceMeanConfig",
+    "ShardsDataConfig",
     "SignalSamplingConfig",
     "SlidingWindowConfig",
     "SummaryConfig",

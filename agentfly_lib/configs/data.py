@@ -16,6 +16,8 @@ __all__ = [
     "FilesDataConfig",
     "Gsm8kDataConfig",
     "HubDataConfig",
+    "ProblemDataConfig",
+    "ShardsDataConfig",
 ]
 
 
@@ -104,7 +106,19 @@ class EnvironmentDataConfig(_SeededConfig):
     """Environments at the same time while the dataset is prepared."""
 
 
-DataConfig = Annotated[
-    FilesDataConfig | HubDataConfig | Gsm8kDataConfig | ArithmeticDataConfig | EnvironmentDataConfig,
-    Field(discriminator="type"),
-]
+class ShardsDataConfig(Config):
+    """Trajectories of runs that were scored, to be imitated (`agentfly finetune`); no problems are asked."""
+
+    type: Literal["shards"] = "shards"
+    runs: Annotated[tuple[Path, ...], Field(min_length=1)]
+    """Run directories; all their scored steps are read. What is good enough says `algorithm.advantage`."""
+    truncated: bool = False
+    """Imitate trajectories that a limit cut, too."""
+    per_problem: PositiveInt | None = None
+    """At most so many of one problem: those of the highest reward, of these the shortest; all if unset."""
+
+
+ProblemDataConfig = FilesDataConfig | HubDataConfig | Gsm8kDataConfig | ArithmeticDataConfig | EnvironmentDataConfig
+"""Sources of problems to ask."""
+
+DataConfig = Annotated[ProblemDataConfig | ShardsDataConfig, Field(discriminator="type")]

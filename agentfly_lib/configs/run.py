@@ -18,7 +18,7 @@ from agentfly_lib.configs.collection import (
     NoDynamicSamplingConfig,
     ProblemOrderConfig,
 )
-from agentfly_lib.configs.data import DataConfig
+from agentfly_lib.configs.data import DataConfig, ShardsDataConfig
 from agentfly_lib.configs.inference import InferenceConfig, SamplingConfig
 from agentfly_lib.configs.model import ModelConfig
 
@@ -197,6 +197,34 @@ class RunConfig(Config):
             )
         return rollout
 
+    @model_validator(mode="before")
+    @classmethod
+    def _imitation(cls, values: Any) -> Any:
+        """Where trajectories are imitated, each is a group of its own, and the loss is maximum likelihood."""
+        if not isinstance(values, Mapping) or _section(values, "data").get("type") != "shards":
+            return values
+        rollout, algorithm = _section(values, "rollout"), _section(values, "algorithm")
+        advantage = {"type": "accepted"} | dict(_section(algorithm, "advantage"))
+        return dict(values) | {
+            "rollout": {"chains": 1} | dict(rollout),
+            "algorithm": dict(algorithm) | {"advantage": advantage},
+        }
+
+    @model_validator(mode="after")
+    def _imitates(self) -> RunConfig:
+        if isinstance(self.data, ShardsDataConfig):
+            if self.algorithm.advantage.type != "accepted":
+                raise ValueError(
+                    f"data.type='shards' imitates trajectories, and algorithm.advantage.type="
+                    f"{self.algorithm.advantage.type!r} compares them; leave it out"
+                )
+            if self.rollout.chains != 1:
+                raise ValueError(
+                    f"rollout.chains={self.rollout.chains}: trajectories that are imitated have no group; leave it "
+                    "out. A step takes rollout.problems_per_step of them"
+                )
+        return self
+
     @model_validator(mode="after")
     def _possible(self) -> RunConfig:
         rollout, trajectories = self.rollout, self.rollout.problems_per_step * self.rollout.chains
@@ -233,3 +261,8 @@ class RunConfig(Config):
                 f"data.train_problems={train} is fewer than rollout.problems_per_step={rollout.problems_per_step}"
             )
         return self
+
+
+def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = values.get(name)
+    return section if isinstance(section, Mapping) else {}

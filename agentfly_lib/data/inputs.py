@@ -12,11 +12,11 @@ from typing import assert_never
 
 from agentfly_lib.configs.data import (
     ArithmeticDataConfig,
-    DataConfig,
     EnvironmentDataConfig,
     FilesDataConfig,
     Gsm8kDataConfig,
     HubDataConfig,
+    ProblemDataConfig,
 )
 from agentfly_lib.data.arithmetic import WordProblem, train_and_held_out
 from agentfly_lib.data.environment import Progress, environment_contents, environment_problems
@@ -48,7 +48,7 @@ class DataInput:
     """What makes two rows the same problem is the whole row, whatever their conversations say."""
 
 
-def open_input(config: DataConfig, progress: Progress | None = None) -> DataInput:
+def open_input(config: ProblemDataConfig, progress: Progress | None = None) -> DataInput:
     """Finds and hashes the sources of a config. `progress` is told of problems that take their time.
 
     Raises `DataError` naming the source that cannot be read.

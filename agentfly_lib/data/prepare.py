@@ -19,7 +19,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agentfly_lib.configs.data import DataConfig
+from agentfly_lib.configs.data import DataConfig, ProblemDataConfig, ShardsDataConfig
 from agentfly_lib.data.environment import Progress
 from agentfly_lib.data.fingerprint import dataset_fingerprint
 from agentfly_lib.data.inputs import DataInput, open_input
@@ -83,6 +83,11 @@ def prepare_dataset(config: DataConfig, cache: Path, progress: Progress | None =
 
     Raises `DataError` naming file and row of whatever cannot be used, and `ShardError` if the cache cannot be written.
     """
+    if isinstance(config, ShardsDataConfig):
+        raise DataError(
+            "data.type='shards' holds trajectories to imitate (agentfly finetune), not problems to ask; to evaluate "
+            "what was trained on them, name a recipe with problems: agentfly evaluate CHECKPOINT --recipe RECIPE"
+        )
     source = open_input(config, progress)
     fingerprint = dataset_fingerprint(config, source.contents)
     folder = cache / fingerprint
@@ -136,7 +141,7 @@ def _find(folder: Path) -> DatasetReport | None:
     return report if sizes == [report.train.bytes, report.eval.bytes] else None
 
 
-def _prepare(config: DataConfig, source: DataInput, fingerprint: str, folder: Path) -> DatasetReport:
+def _prepare(config: ProblemDataConfig, source: DataInput, fingerprint: str, folder: Path) -> DatasetReport:
     train, held_out = source.read()
     split = separate(train, held_out, by_row=source.by_row)
     if not split.train:
