@@ -12,6 +12,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,7 +39,7 @@ def environment_problems(
     """The first `count` problems of a split, or as many as there are.
 
     The user's message is the question and, where the environment wants it, the first observation below; that is also in
-    the column `first_observation`. Blocks; not to be called where an event loop runs.
+    the column `first_observation`. Blocks.
 
     Raises `DataError` naming the problem that cannot be used, `UserError` if the environment cannot run here.
     """
@@ -46,7 +47,8 @@ def environment_problems(
     source = f"environment {spec.kind.name}, {split}"
     found = _rows(spec, split, count, source)
     if spec.kind.first_observation and found:
-        observations = asyncio.run(_first_observations(spec, found, instances, progress))
+        with ThreadPoolExecutor(1) as elsewhere:  # an event loop may be running here
+            observations = elsewhere.submit(asyncio.run, _first_observations(spec, found, instances, progress)).result()
         found = [_with_observation(row, seen) for row, seen in zip(found, observations, strict=True)]
     return build_problems(found, RowFormat(), source=source)
 
