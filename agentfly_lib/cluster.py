@@ -1,7 +1,8 @@
 """Ray, where the long-lived parts live: a cluster that is joined, or a private one on this machine.
 
 A private one listens on 127.0.0.1 only, has no dashboard, sends no usage data, and keeps its files in a folder of its
-own under /tmp. It ends with the `with` block, or, through a watchdog, within seconds of a `kill -9` of this process.
+own under /tmp. Other users of the machine can reach that address, so every call must carry a token, which lies in that
+folder. It ends with the `with` block, or, through a watchdog, within seconds of a `kill -9` of this process.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import contextlib
 import glob
 import logging
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,7 @@ def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterato
             finally:
                 ray.shutdown()
     else:
-        with _environment(_RAY_ENVIRONMENT | _LOOPBACK_ONLY), _private_folder() as folder:
+        with _environment(_RAY_ENVIRONMENT | _LOOPBACK_ONLY), _private_folder() as folder, _token(folder):
             import ray
             from ray._private import ray_constants
 
@@ -118,14 +120,42 @@ def _private_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def _token(folder: Path) -> Iterator[None]:
+    """A new token, in a file of the folder: with it this process and its children, and nobody else, can use Ray."""
+    path = folder / "token"
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(secrets.token_hex(32))
+    try:
+        # A token in RAY_AUTH_TOKEN would go before the file.
+        with _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path), "RAY_AUTH_TOKEN": None}):
+            _read_authentication()
+            yield
+    finally:
+        _read_authentication()
+
+
+def _read_authentication() -> None:
+    """Ray read these variables when it was imported; now it reads them again."""
+    from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue] - compiled
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables as given, None for none, until the block ends."""
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    _set_environment(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,5 +1,6 @@
 """A private Ray ends with its driver, however the driver ends."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ with start_ray(RayConfig(object_store_mib=80), cpus_needed=3, namespace="cluster
     actor.spin.remote()
     folder = ray._private.worker._global_node.get_session_dir_path().rsplit("/", 2)[0]
     assert ray.cluster_resources()["CPU"] >= 3
-    print(folder, flush=True)
+    print(folder, ray.get_runtime_context().gcs_address, flush=True)
     sys.stdin.readline()
 print("ended", flush=True)
 """
@@ -67,7 +68,7 @@ def gone(folder: Path, seconds: float) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_driver_leaves_no_process_and_no_folder(driver, end, listening):
-    folder = Path(driver.stdout.readline().strip())
+    folder = Path(driver.stdout.readline().split()[0])
     assert folder.name.startswith("agentfly-")
     assert folder.stat().st_mode & 0o777 == 0o700
     processes = processes_using(folder)
@@ -81,12 +82,72 @@ def test_a_killed_driver_leaves_no_process_and_no_folder(driver, end, listening)
 @pytest.mark.stack
 @pytest.mark.slow
 def test_a_driver_that_ends_by_itself_leaves_nothing_either(driver):
-    folder = Path(driver.stdout.readline().strip())
+    folder = Path(driver.stdout.readline().split()[0])
     driver.stdin.write("\n")
     driver.stdin.flush()
     assert driver.stdout.readline().strip() == "ended"
     assert driver.wait(20) == 0
     assert gone(folder, 10)
+
+
+CLIENT = """
+import sys
+from ray._raylet import GcsClient
+
+print(len(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", namespace=None)))
+"""
+
+
+@pytest.mark.stack
+@pytest.mark.slow
+def test_a_private_ray_answers_nobody_without_its_token(driver):
+    folder, address = driver.stdout.readline().split()
+    token = Path(folder, "token")
+    assert token.stat().st_mode & 0o777 == 0o600
+    nobody = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+
+    def ask(**environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", CLIENT, address],
+            env=nobody | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    without = ask()
+    guessed = ask(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
+    ours = ask(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token))
+    assert (without.returncode, guessed.returncode, ours.returncode) == (1, 1, 0), ours.stderr
+    assert "AuthenticationError" in without.stderr
+    assert "AuthenticationError" in guessed.stderr
+    assert int(ours.stdout) > 0
+
+
+@pytest.mark.stack
+@pytest.mark.slow
+def test_the_environment_is_as_before_when_a_private_ray_has_ended():
+    pytest.importorskip("ray")
+    script = """
+import os
+os.environ["RAY_AUTH_TOKEN"] = "of the user's own cluster"
+before = dict(os.environ)
+import ray
+from agentfly_lib.cluster import start_ray
+from agentfly_lib.configs import RayConfig
+from ray._raylet import AuthenticationMode, get_authentication_mode
+
+for _ in range(2):
+    with start_ray(RayConfig(object_store_mib=80), cpus_needed=1, namespace="n"):
+        assert get_authentication_mode() == AuthenticationMode.TOKEN
+        assert ray.get(ray.remote(lambda: 7).remote()) == 7
+    assert get_authentication_mode() != AuthenticationMode.TOKEN
+changed = {name for name in before | dict(os.environ) if before.get(name) != os.environ.get(name)}
+assert not [name for name in changed if name.startswith("RAY_AUTH")], changed
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,3", 2), ("GPU-1a,GPU-2b", 2)])
