@@ -25,8 +25,9 @@ from agentfly_lib.chat.families import Family, HistoryForm, detect_parser
 from agentfly_lib.chat.history import orphans_to_users, take_apart
 from agentfly_lib.chat.literal import Escaped, LiteralGuard
 from agentfly_lib.chat.parsers import get_parser
+from agentfly_lib.chat.probe import probe_templates
 from agentfly_lib.chat.stream import StreamDecoder
-from agentfly_lib.chat.templates import find_template, own_template
+from agentfly_lib.chat.templates import find_template, is_shipped, own_template, own_templates
 from agentfly_lib.errors import ModelError
 from agentfly_lib.types import Message
 
@@ -61,7 +62,8 @@ class ChatFormat:
 
         thinking: whether the model reasons first, for templates that can switch it; unset leaves it to the template.
 
-        Raises `ModelError` if there is no tokenizer, no chat template, or no token that could end a turn.
+        Raises `ModelError` if there is no tokenizer, no chat template, one that does not come to an end, or no token
+        that could end a turn.
         """
         from transformers import AutoTokenizer
 
@@ -88,12 +90,15 @@ class ChatFormat:
         if not tokenizer.is_fast:
             raise ModelError(f"{where} has a slow tokenizer; convert it to a tokenizer.json first")
         source, family = find_template(tokenizer, template, where=where)
+        options = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
+        strange = [text for text in (own_templates(tokenizer) if source is None else [source]) if not is_shipped(text)]
+        probe_templates(strange, {**tokenizer.special_tokens_map, **options}, where=where)
         draft = cls(
             tokenizer=tokenizer,
             template=source,
             stop_token_ids=(),
             family=family,
-            options={} if thinking is None else {"enable_thinking": thinking, "thinking": thinking},
+            options=options,
             _guard=LiteralGuard(tokenizer),
         )
         stops = [

@@ -8,6 +8,7 @@ knows no tools.
 
 from __future__ import annotations
 
+import functools
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from agentfly_lib.chat.families import FAMILIES, Family, detect_family, get_family
 from agentfly_lib.errors import ModelError
 
-__all__ = ["find_template", "own_template", "shipped_template"]
+__all__ = ["find_template", "is_shipped", "own_template", "own_templates", "shipped_template"]
 
 _SHIPPED = "shipped:"
 
@@ -56,6 +57,23 @@ def own_template(tokenizer: Any) -> str:
     if isinstance(own, dict):
         own = own.get("tool_use") or own.get("default") or next(iter(own.values()), "")
     return str(own or "")
+
+
+def own_templates(tokenizer: Any) -> list[str]:
+    """Sources of all the tokenizer's own templates: which of them is used, the conversation decides."""
+    own = tokenizer.chat_template
+    return [str(source) for source in (own.values() if isinstance(own, dict) else [own]) if source]
+
+
+def is_shipped(source: str) -> bool:
+    """Whether it is one of ours, word for word."""
+    return source in _shipped_sources()
+
+
+@functools.cache
+def _shipped_sources() -> frozenset[str]:
+    folder = files("agentfly_lib.chat") / "templates"
+    return frozenset(each.read_text(encoding="utf-8") for each in folder.iterdir() if each.name.endswith(".jinja"))
 
 
 def shipped_template(name: str) -> str:
