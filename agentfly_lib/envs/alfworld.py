@@ -4,7 +4,8 @@ The games are files that are downloaded, or made from ALFRED's trajectories, wit
 
     <folder>/train|valid_seen|valid_unseen/<task>/<trial>/game.tw-pddl, traj_data.json
 
-`<folder>/json_2.1.1/...`, which the download makes, is found too. TextWorld plays them over Fast Downward.
+`<folder>/json_2.1.1/...`, which the download makes, is found too; of a folder of `<task>/<trial>` without splits, every
+fifth game is held out. TextWorld plays the games over Fast Downward.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class AlfworldSettings(EnvironmentSettings):
     """Which games, and how they are played."""
 
     folder: Path
-    """Holds `train`, `valid_seen` and `valid_unseen`, or the `json_2.1.1` that does. `~` is the home folder."""
+    """Holds `train`, `valid_seen` and `valid_unseen`, or the `json_2.1.1` that does, or games alone. `~` is the home
+    folder."""
     eval_split: Literal["valid_seen", "valid_unseen"] = "valid_unseen"
     """Which split the held-out problems are: rooms of the training games, or other rooms."""
     task_types: tuple[TaskType, ...] = TASK_TYPES
@@ -114,15 +116,21 @@ class Alfworld:
 
 
 def games_folder(folder: Path) -> Path:
-    """Where the splits are. Raises `ConfigError` that says what belongs there."""
+    """Where the splits are, or the games if there are no splits. Raises `ConfigError` that says what belongs there."""
     folder = folder.expanduser()
     for found in (folder, folder / "json_2.1.1"):
-        if any((found / split).is_dir() for split in ("train", "valid_seen", "valid_unseen")):
+        if _has_splits(found):
             return found
+    if next(folder.glob(f"*/*/{GAME}"), None) is not None:
+        return folder
     raise ConfigError(
-        f"alfworld: {folder} has no folder train, valid_seen or valid_unseen. The official games: "
+        f"alfworld: {folder} has no folder train, valid_seen or valid_unseen, nor games. The official ones: "
         f"`ALFWORLD_DATA={folder} alfworld-download`, where the network allows it"
     )
+
+
+def _has_splits(folder: Path) -> bool:
+    return any((folder / split).is_dir() for split in ("train", "valid_seen", "valid_unseen"))
 
 
 def check(settings: AlfworldSettings) -> None:
@@ -139,20 +147,22 @@ def problems(settings: AlfworldSettings, split: Literal["train", "eval"]) -> Ite
     As in the package, tasks with movable receptacles and sliced things are left out.
     """
     folder = games_folder(settings.folder)
-    part = folder / ("train" if split == "train" else settings.eval_split)
-    if not part.is_dir():
-        raise ConfigError(f"alfworld: there is no {part}")
-    for trajectory in sorted(part.glob(f"*/*/{TRAJECTORY}")):
-        game = trajectory.with_name(GAME)
-        name = game.parent.relative_to(part).as_posix()
+    if _has_splits(folder):
+        part = folder / ("train" if split == "train" else settings.eval_split)
+        if not part.is_dir():
+            raise ConfigError(f"alfworld: there is no {part}")
+        trials = sorted(path.parent for path in part.glob(f"*/*/{TRAJECTORY}"))
+    else:
+        part = folder
+        every = sorted(path.parent for path in part.glob(f"*/*/{TRAJECTORY}"))
+        held_out = set(every[4::5])
+        trials = [trial for trial in every if (trial in held_out) == (split == "eval")]
+    for trial in trials:
+        name, game = trial.relative_to(part).as_posix(), trial / GAME
         if "movable" in name or "Sliced" in name or not game.is_file():
             continue
-        if _read(trajectory).get("task_type") in settings.task_types and _read(game).get("solvable"):
-            yield {
-                "id": name.replace("/", "-"),
-                "question": "",
-                "game": game.relative_to(folder).as_posix(),
-            }
+        if _read(trial / TRAJECTORY).get("task_type") in settings.task_types and _read(game).get("solvable"):
+            yield {"id": name.replace("/", "-"), "question": "", "game": game.relative_to(folder).as_posix()}
 
 
 def actions(settings: AlfworldSettings) -> Sequence[Callable[..., str]]:

@@ -183,8 +183,17 @@ def test_problems_are_the_games_that_can_be_played(tmp_path: Path) -> None:
     assert [row["game"] for row in seen] == ["valid_seen/c/trial_1/game.tw-pddl"]
 
 
+def test_of_games_without_splits_every_fifth_is_held_out(tmp_path: Path) -> None:
+    for name in "abcdef":
+        make_split(tmp_path, ".", name)
+    assert [row["game"][0] for row in rows(tmp_path)] == ["a", "b", "c", "d", "f"]
+    assert [row["game"] for row in rows(tmp_path, "eval")] == ["e/trial_1/game.tw-pddl"]
+
+
 def test_bad_data_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no folder train, valid_seen or valid_unseen.*alfworld-download"):
+    with pytest.raises(
+        ConfigError, match=r"has no folder train, valid_seen or valid_unseen, nor games.*alfworld-download"
+    ):
         KIND.check(AlfworldSettings(folder=tmp_path))
     trial = make_split(tmp_path, "train", "a")
     KIND.check(AlfworldSettings(folder=tmp_path))
