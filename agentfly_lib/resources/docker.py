@@ -256,6 +256,8 @@ class _Box:
             return InfrastructureError("the container was removed from outside", where=WHERE)
         except InfrastructureError as error:
             return error
+        if state.get("Dead") or state.get("Status") == "removing":
+            return InfrastructureError("the container was removed from outside", where=WHERE)
         said = " ".join(" ".join(self._complaints).split())[-500:]
         if not self.conversation.ready.done():
             why = said or state.get("Error") or f"exit code {state.get('ExitCode')}"

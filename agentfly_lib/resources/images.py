@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentfly_lib.errors import SandboxUnavailableError
+from agentfly_lib.errors import InfrastructureError, SandboxUnavailableError
 from agentfly_lib.resources.docker_engine import DockerEngine
 from agentfly_lib.resources.owner import LABEL
 
@@ -91,10 +91,10 @@ def _pull(engine: DockerEngine, image: str, progress: Callable[[ImageProgress], 
                     layers[line.get("id", "")] = (detail.get("current", 0), detail["total"])
                 done, total = (sum(sizes) for sizes in zip(*layers.values(), strict=True)) if layers else (0, 0)
                 progress(ImageProgress(image=image, step=line.get("status", ""), done_bytes=done, total_bytes=total))
-    except docker.errors.NotFound as error:
+    except (docker.errors.NotFound, InfrastructureError) as error:
         raise SandboxUnavailableError(
-            f"there is no image {image}, neither here nor where the Docker engine looks for it ({error.explanation}): "
-            "build or load it (`docker load`, `docker import`), or name another"
+            f"image {image} is not here and cannot be pulled ({error}): build or load it (`docker load`, "
+            "`docker import`), or name another"
         ) from error
 
 

@@ -252,6 +252,7 @@ class Pool:
             self._outage.failed()
             self._failed(_classified(error, f"{self.name} cannot be made", self._where), error)
         else:
+            self._making.discard(_this_task())
             self.counts.made += 1
             self._outage.passed()
             self._idle.append(Loan(resource, idle_since=self._loop.time()))
@@ -313,6 +314,12 @@ class Pool:
         if (timer := self._timers.pop(what, None)) is not None:
             timer.cancel()
         self._timers[what] = self._loop.call_later(seconds, do)
+
+
+def _this_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 async def _within(seconds: float, work: Awaitable[Any]) -> Any:

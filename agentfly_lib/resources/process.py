@@ -31,6 +31,7 @@ from typing import Any
 
 from agentfly_lib.errors import SandboxError, SandboxUnavailableError
 from agentfly_lib.resources import keeper
+from agentfly_lib.resources.control_group import ControlGroup
 from agentfly_lib.resources.conversation import Completed, Conversation
 from agentfly_lib.resources.sandbox import WORKSPACE, Box, Sandbox
 from agentfly_lib.resources.seccomp import filter_program
@@ -47,6 +48,8 @@ PYTHON = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
 _KEEPER = "/run/keeper.py"
 _MIB = 1 << 20
+_OUR_PROCESSES = 4
+"""Of a sandbox, beside those that it runs: bubblewrap's and the keeper."""
 _FIRST_UID, _LAST_UID = 1_000_000_000, 2_000_000_000
 
 
@@ -55,9 +58,11 @@ class ProcessSpec:
     """What code in a sandbox may use up. Sandboxes of equal specs are alike, so that one trajectory needs only one."""
 
     memory_mib: int = 512
-    """Address space of one process."""
+    """Address space of one process; and where there are control groups, memory of all together, beside their files."""
     processes: int = 64
     """Processes and threads of the sandbox together."""
+    cpus: float | None = None
+    """Processors that it may use up, where there are control groups. None: as many as there are."""
     cpu_seconds: int = 300
     """Processor time of one process, over its whole life."""
     disk_mib: int = 64
@@ -121,9 +126,10 @@ class Process(Sandbox):
 class _Box:
     """One bubblewrap process, and the conversation with the keeper inside."""
 
-    def __init__(self, process: asyncio.subprocess.Process, information: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, information: int, group: ControlGroup | None) -> None:
         self._process = process
         self._information = information
+        self._group = group
         # Descriptors of processes, which no other process can ever stand for, as it can for a number.
         self._processes: list[int] = []
         with contextlib.suppress(ProcessLookupError):  # it may have ended already
@@ -142,8 +148,15 @@ class _Box:
             users = files.enter_context(_in_memory(f"{name}::{WORKSPACE}:/bin/sh\n".encode()))
             information, told = os.pipe()
             files.callback(os.close, told)
+            group = await asyncio.to_thread(
+                ControlGroup.make,
+                memory_bytes=(spec.memory_mib + 3 * spec.disk_mib) * _MIB,
+                processes=spec.processes + _OUR_PROCESSES,
+                cpus=spec.cpus,
+            )
             try:
                 process = await asyncio.create_subprocess_exec(
+                    *_joining(group),
                     program,
                     *("--info-fd", str(told)),
                     *_arguments(spec, uid, filtered, users),
@@ -155,8 +168,10 @@ class _Box:
                 )
             except BaseException:
                 os.close(information)
+                if group is not None:
+                    group.remove()
                 raise
-        box = cls(process, information)
+        box = cls(process, information, group)
         try:
             async with asyncio.timeout(START_SECONDS):
                 await box.conversation.ready
@@ -186,6 +201,8 @@ class _Box:
         for descriptor in (*self._processes, self._information):
             os.close(descriptor)
         self._processes, self._information = [], -1
+        if self._group is not None:
+            await asyncio.to_thread(self._group.remove)
 
     def _kill(self) -> None:
         # When process 1 of the sandbox ends, the kernel ends all the others. It ends by itself if we are gone.
@@ -229,6 +246,14 @@ class _Box:
         assert self._process.stderr is not None
         while data := await self._process.stderr.read(4096):
             self._complaints.append(data.decode("utf-8", "replace"))
+
+
+def _joining(group: ControlGroup | None) -> list[str]:
+    """A command before the sandbox's own that puts itself, and so all that it becomes and starts, into the group."""
+    if group is None:
+        return []
+    join = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 125; shift; done; shift; exec "$@"'
+    return ["/bin/sh", "-c", join, "sh", *group.entries, "--"]
 
 
 async def _ended(descriptor: int) -> None:

@@ -23,7 +23,7 @@ from typing import Any, overload
 
 from agentfly_lib.envs.spec import EnvironmentSpec
 from agentfly_lib.errors import ConfigError
-from agentfly_lib.resources.spec import ResourceSpec
+from agentfly_lib.resources.spec import AnySpec
 from agentfly_lib.tools.given_schema import GivenArguments
 from agentfly_lib.tools.schema import Arguments, read_signature
 from agentfly_lib.tools.settings import ToolSettings, read_settings
@@ -49,7 +49,7 @@ class Tool:
     """A successful call ends the trajectory, and what it returns is the answer."""
     retries: int = 0
     """Tries after the first when the function raises."""
-    needs: ResourceSpec | None = None
+    needs: AnySpec | None = None
     """What its calls need: opened before a trajectory's first one, then in `context.resources`, closed at its end."""
     settings: ToolSettings | None = None
     """What it was made with; see `with_settings`."""
@@ -150,7 +150,7 @@ def tool(
     max_chars: int | None = None,
     finishes: bool = False,
     retries: int = 0,
-    needs: ResourceSpec | None = None,
+    needs: AnySpec | None = None,
     settings: ToolSettings | None = None,
     make: Callable[[Any], Tool] | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
@@ -164,7 +164,7 @@ def tool(
     max_chars: int | None = None,
     finishes: bool = False,
     retries: int = 0,
-    needs: ResourceSpec | None = None,
+    needs: AnySpec | None = None,
     settings: ToolSettings | None = None,
     make: Callable[[Any], Tool] | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:

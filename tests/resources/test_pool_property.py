@@ -103,9 +103,12 @@ def test_every_borrower_ends_and_the_cap_holds(limits: PoolLimits, borrowers: li
     async def schedule() -> list[str]:
         async with ResourceEngine() as engine:
             users: dict[Fake, int] = {}
-            return await asyncio.gather(
+            ends = await asyncio.gather(
                 *(play(engine, spec, number, borrower, users) for number, borrower in enumerate(borrowers))
             )
+            if limits.cap is not None:
+                assert engine.metrics()["resources/alive/max"] <= limits.cap
+            return ends
 
     world = World(fate)
     spec = FakeSpec(world, limits)
