@@ -75,7 +75,12 @@ def test_where_a_run_lies_is_no_difference(recipe: Path) -> None:
         ("learner.ranks=3", "learner.ranks=3 does not divide a minibatch of 128 trajectories"),
         ("rollout.chains=1", "rollout.chains=1 gives every group an advantage of 0"),
         ("rollout.max_turn_tokens=4096", "is more than a trajectory may sample"),
-        ("rollout.sampling.top_p=0.9", "training rollouts refuse them"),
+        ("rollout.sampling.top_p=0.9", "sampling: top_p would change the distribution"),
+        ("rollout.sampling.repetition_penalty=1.1", "repetition_penalty would change"),
+        ("rollout.sampling.presence_penalty=0.1", "presence_penalty would change"),
+        ("rollout.sampling.frequency_penalty=-0.1", "frequency_penalty would change"),
+        ("rollout.sampling.min_tokens=1", "min_tokens would change"),
+        ("rollout.sampling.logit_bias={5=1.0}", "logit_bias would change"),
         ("data.train_problems=4", "data.train_problems=4 is fewer than rollout.problems_per_step=16"),
         ("data.max_number=9", "too few distinct problems"),
     ],
@@ -91,6 +96,17 @@ def test_all_faults_are_listed_at_once(recipe: Path) -> None:
 
 def test_top_p_is_allowed_for_evaluation(recipe: Path) -> None:
     assert load_config(recipe, ["evaluation.sampling.top_p=0.9"]).evaluation.sampling.truncates
+
+
+def test_all_that_changes_the_distribution_is_allowed_for_evaluation_and_read_back(recipe: Path) -> None:
+    config = load_config(recipe, ["evaluation.sampling.logit_bias={5=1.0}", "evaluation.sampling.min_tokens=2"])
+    assert config.evaluation.sampling.altered == ["min_tokens", "logit_bias"]
+    assert RunConfig.model_validate(tomllib.loads(config_toml(config))) == config
+
+
+def test_what_keeps_the_distribution_is_allowed_in_training(recipe: Path) -> None:
+    config = load_config(recipe, ["rollout.sampling.temperature=0.8", "rollout.sampling.stop=['Observation:']"])
+    assert config.rollout.sampling.stop == ("Observation:",)
 
 
 def test_a_key_of_another_variant_says_so(recipe: Path) -> None:
