@@ -222,6 +222,18 @@ def preferences(
 
 
 @app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, e.g. runs/demo/checkpoints/000030.")],
+    output: Annotated[Path, typer.Argument(help="Folder to make; refused if it exists.")],
+) -> None:
+    """Write a checkpoint's weights as a model directory of its own: safetensors, config, tokenizer, chat template."""
+    from agentfly_lib.training.export import export_checkpoint
+
+    exported = export_checkpoint(checkpoint, output)
+    typer.echo(f"{output}: version {exported.policy_version}, verified")
+
+
+@app.command()
 def prepare(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -> None:
     """Read, check and split a recipe's dataset; instant when it was done before."""
     config = _load(recipe, overrides)

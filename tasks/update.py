@@ -8,15 +8,18 @@ from prefect import task
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL
 
+from agentfly_lib.configs import CheckpointConfig
+from agentfly_lib.evaluation.report import read_report
 from agentfly_lib.refs import CheckpointRef, LearnerRef, StepReport
 from agentfly_lib.store.atomic import write_json
+from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.training.checkpoint import prune
 from agentfly_lib.training.ranks import Learner
 from tasks.options import RETRIED, within
 from tasks.session import Session, current_session
 from tasks.workers import living_learner
 
-__all__ = ["checkpoint", "update"]
+__all__ = ["checkpoint", "forget", "update"]
 
 
 @task(name="update", task_run_name="update-{step:06d}", **RETRIED)
@@ -36,7 +39,7 @@ async def update(step: int, learner: LearnerRef) -> tuple[StepReport, LearnerRef
 
 @task(name="checkpoint", task_run_name="checkpoint-{version:06d}", **RETRIED)
 async def checkpoint(version: int, learner: LearnerRef) -> CheckpointRef:
-    """Saves everything a resume needs, and forgets the oldest checkpoints."""
+    """Saves everything a resume needs, and forgets older checkpoints that are not among the best."""
     session = current_session()
     async with within(
         session.config.learner.update_timeout_seconds + session.config.learner.start_timeout_seconds,
@@ -45,10 +48,20 @@ async def checkpoint(version: int, learner: LearnerRef) -> CheckpointRef:
         with session.times.outside(), session.display.stage(f"checkpoint-{version:06d}"):
             learner = await living_learner(session, version, learner)
             saved = await Learner(learner, session.config.learner).save(session.directory.checkpoint(version))
-            await asyncio.to_thread(prune, session.directory.checkpoints, session.config.checkpoint.keep_last)
+            await asyncio.to_thread(forget, session.directory, session.config.checkpoint)
         session.tracker.log_checkpoint(saved.path, version=version, digest=saved.digest)
         _announce(session, saved)
         return saved
+
+
+def forget(directory: RunDirectory, keep: CheckpointConfig) -> None:
+    """Deletes the checkpoints that are neither among the newest nor among the best."""
+    rewards: dict[int, float] = {}
+    for version in directory.evaluations() if keep.keep_best else ():
+        report = directory.evaluation(version, "sampled").report_file
+        if report.exists() and (reward := read_report(report).reward) is not None:
+            rewards[version] = reward.mean
+    prune(directory.checkpoints, keep.keep_last, keep_best=keep.keep_best, rewards=rewards)
 
 
 def _announce(session: Session, saved: CheckpointRef) -> None:

@@ -123,6 +123,9 @@ class CheckpointConfig(Config):
     every_steps: PositiveInt = 10
     """The last step is always saved."""
     keep_last: PositiveInt = 2
+    """The newest ones; a resume starts from the newest."""
+    keep_best: NonNegativeInt = 0
+    """Besides these, the ones with the highest held-out reward; only versions that are evaluated too take part."""
 
 
 class TrackingConfig(Config):

@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from agentfly_lib.refs import CheckpointRef
 from agentfly_lib.store.atomic import sync_directory, write_json
 
 __all__ = [
+    "MANIFEST",
     "CheckpointState",
     "checkpoint_at",
     "copy_model_files",
@@ -165,10 +167,19 @@ def read_state(path: Path) -> CheckpointState:
         raise ShardError(f"{path / STATE} cannot be read: {_first_line(error)}") from error
 
 
-def prune(directory: Path, keep_last: int) -> list[Path]:
-    """Deletes all but the newest `keep_last` complete checkpoints; returns what was deleted."""
+def prune(
+    directory: Path, keep_last: int, *, keep_best: int = 0, rewards: Mapping[int, float] | None = None
+) -> list[Path]:
+    """Deletes all complete checkpoints but the newest `keep_last` and the `keep_best` with the highest reward.
+
+    `rewards` are held-out rewards by version; a version that has none cannot be among the best, and of equal ones the
+    newer is kept. The newest checkpoint always stays. Returns what was deleted, newest first.
+    """
+    rewards = rewards or {}
     ordered = sorted(_checkpoints(directory), key=lambda item: int(item.name), reverse=True)
-    doomed = ordered[max(1, keep_last) :]
+    judged = [item for item in ordered if int(item.name) in rewards]
+    best = sorted(judged, key=lambda item: (rewards[int(item.name)], int(item.name)), reverse=True)[:keep_best]
+    doomed = [item for item in ordered[max(1, keep_last) :] if item not in best]
     for path in doomed:
         gone = staging_directory(path)  # renamed first: a killed deletion must not look like a checkpoint
         path.rename(gone)

@@ -117,6 +117,24 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     assert sorted(item.name for item in tmp_path.iterdir()) == ["000003", "000010"]
 
 
+def test_prune_keeps_the_best_too(tmp_path: Path) -> None:
+    rewards = {1: 0.9, 2: 0.5, 3: 0.9, 4: 0.9, 6: 0.1, 7: 2.0}  # of equal ones the newer; 7 was never saved
+    for version in range(1, 7):
+        save(tmp_path, version)
+    assert [path.name for path in prune(tmp_path, 1, keep_best=2, rewards=rewards)] == ["000005", "000002", "000001"]
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["000003", "000004", "000006"]
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert newest.policy_version == 6
+
+
+def test_a_best_checkpoint_that_is_also_new_takes_one_place(tmp_path: Path) -> None:
+    for version in (1, 2, 3):
+        save(tmp_path, version)
+    prune(tmp_path, 1, keep_best=1, rewards={1: 0.1, 2: 0.2, 3: 0.3})
+    assert [item.name for item in tmp_path.iterdir()] == ["000003"]
+
+
 def test_model_files_are_copied_without_weights(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
