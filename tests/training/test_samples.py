@@ -127,3 +127,49 @@ def test_tokens_that_are_not_those_that_were_sampled_are_refused(factories: Modu
         built([factories.group("g", [exact, inexact])])
     unscored = dataclasses.replace(inexact, reward=None)
     built([factories.group("g", [exact, unscored])])  # it enters nothing anyway
+
+
+def test_only_what_is_accepted_is_imitated_and_once(factories: ModuleType) -> None:
+    one, again, other = part(factories), part(factories), part(factories, 9)
+    members = [
+        factories.trajectory("g", 0, (one,), 1.0),
+        factories.trajectory("g", 1, (again,), 1.0),  # the same tokens
+        factories.trajectory("g", 2, (other,), 1.0),
+        factories.trajectory("g", 3, (part(factories, 10),), 0.5),
+    ]
+    nothing = [factories.trajectory("h", 0, (one,), 0.0)]
+    groups = [factories.group("g", members), factories.group("h", nothing)]
+    samples, report = built(groups, AlgorithmConfig.model_validate({"advantage": {"type": "accepted"}}))
+    assert [sample.trajectory_id for sample in samples] == ["g/0", "g/2"]
+    assert samples[0].advantages[4:].tolist() == [1, 1, 1, 1]
+    assert (report.rejected_trajectories, report.no_signal_groups) == (2, 1)
+    twice = AlgorithmConfig.model_validate({"advantage": {"type": "accepted", "distinct": False}})
+    assert [sample.trajectory_id for sample in built(groups, twice)[0]] == ["g/0", "g/1", "g/2"]
+
+
+def test_tokens_of_unknown_origin_may_be_imitated(factories: ModuleType) -> None:
+    told = dataclasses.replace(
+        factories.trajectory("g", 0, (part(factories),), 1.0), metrics={"turns": 1.0, "inexact_turns": 1.0}
+    )
+    samples, _ = built(
+        [factories.group("g", [told])], AlgorithmConfig.model_validate({"advantage": {"type": "accepted"}})
+    )
+    assert len(samples) == 1
+
+
+def test_where_the_step_is_the_comparison_a_step_of_equals_teaches_nothing(factories: ModuleType) -> None:
+    algorithm = AlgorithmConfig.model_validate({"advantage": {"type": "reinforce_pp"}})
+
+    def groups(*rewards: float) -> list[TrajectoryGroup]:
+        return [
+            factories.group(str(place), [factories.trajectory(str(place), 0, (part(factories),), reward)])
+            for place, reward in enumerate(rewards)
+        ]
+
+    samples, report = built(groups(0.5, 0.5, 0.5), algorithm)
+    assert (samples, report.no_signal_groups) == ([], 3)
+    samples, report = built(groups(1.0, 0.0), algorithm)
+    # Four tokens of 1 and four of 0: mean 1/2, var 8/4/7 = 2/7, so +-0.5 / 0.5345225
+    assert samples[0].advantages[4:].tolist() == pytest.approx([0.9354143] * 4, abs=1e-6)
+    assert samples[1].advantages[4:].tolist() == pytest.approx([-0.9354143] * 4, abs=1e-6)
+    assert report.no_signal_groups == 0
