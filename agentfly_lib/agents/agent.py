@@ -346,6 +346,7 @@ def environment_of(config: AgentSettings) -> EnvironmentSpec | None:
         found.name,
         found.settings,
         place=found.place,
+        url=found.url,
         warm=found.warm,
         cap=found.cap,
         where="agent.environment.settings",

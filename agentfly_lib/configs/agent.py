@@ -99,6 +99,8 @@ class EnvironmentConfig(Config):
     """Which keys there are, the environment knows."""
     place: Literal["process", "thread"] | None = None
     """Where it runs; unset: where the environment says."""
+    url: Annotated[str, Field(pattern=r"^https?://[^@\s]+$")] | None = None
+    """A server that runs it, with these settings: `python -m agentfly_lib.envs.host --http PORT --kind NAME`."""
     warm: Annotated[int, Field(ge=0)] = 2
     """So many are kept ready between trajectories."""
     cap: PositiveInt = 32

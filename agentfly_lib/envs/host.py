@@ -1,6 +1,10 @@
 """A process of its own for one environment.
 
     python -m agentfly_lib.envs.host              what `ProcessInstance` starts: `wire` over standard input and output
+    python -m agentfly_lib.envs.host --http 8000 --kind webshop --settings '{"num_products": 1000}'
+
+Over HTTP it serves many episodes at once, each in a host of its own (see `envs.serve`); that is what runs in a
+container. It listens on the loopback interface unless it is told another address.
 
 What the game prints goes to standard error. The process and all that it has started end when its input closes.
 """
@@ -18,6 +22,7 @@ from typing import Any, BinaryIO
 from agentfly_lib.envs import wire
 from agentfly_lib.envs.environment import Environment
 from agentfly_lib.envs.watch import watched
+from agentfly_lib.errors import UserError
 
 __all__ = ["Host", "main", "serve_pipes"]
 
@@ -86,9 +91,24 @@ def serve_pipes(host: Host, requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serves standard input and output."""
+    """Serves pipes or, if asked, HTTP."""
     parser = argparse.ArgumentParser(prog="python -m agentfly_lib.envs.host", description="One environment, served.")
-    parser.parse_args(arguments)
+    parser.add_argument("--http", type=int, metavar="PORT", help="serve HTTP on this port")
+    parser.add_argument("--address", default="127.0.0.1", help="where to listen (default: %(default)s)")
+    parser.add_argument("--kind", help="name of the environment, for HTTP")
+    parser.add_argument("--settings", default="{}", help="its settings as JSON, for HTTP")
+    parser.add_argument("--cap", type=int, default=8, help="episodes at once, for HTTP (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    if options.http is not None:
+        if options.kind is None:
+            parser.error("--http needs --kind")
+        from agentfly_lib.envs.serve import serve
+
+        try:
+            serve(options.kind, options.settings, address=options.address, port=options.http, cap=options.cap)
+        except UserError as error:
+            parser.error(str(error))
+        return
     # The conversation moves to descriptors of its own: what the game reads is nothing, and what it prints is no answer.
     requests, answers = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)

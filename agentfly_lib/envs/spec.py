@@ -24,10 +24,14 @@ class EnvironmentSpec:
     kind: EnvironmentKind
     settings: EnvironmentSettings
     place: Place
+    url: str | None = None
+    """A server that runs it (`python -m agentfly_lib.envs.host --http`); `place` does not count then."""
     pool: PoolLimits = field(default_factory=PoolLimits)
 
     def check(self) -> None:
         """Raises `UserError` if the environment cannot run here: a package or its data are missing."""
+        if self.url is not None:
+            return  # what it needs, it needs there
         if self.kind.check is not None:
             self.kind.check(self.settings)
         if self.place == "process":
@@ -35,6 +39,10 @@ class EnvironmentSpec:
 
     async def create(self) -> EnvironmentInstance:
         """A new one, made and ready for its first episode. Raises `InfrastructureError` if it cannot start."""
+        if self.url is not None:
+            from agentfly_lib.envs.served import ServedInstance
+
+            return await ServedInstance.start(self.kind, self.settings, self.url)
         if self.place == "thread":
             return await ThreadInstance.start(self.kind, self.settings)
         return await ProcessInstance.start(self.kind, self.settings)
@@ -54,13 +62,15 @@ def environment_spec(
     settings: Mapping[str, Any] | None = None,
     *,
     place: Place | None = None,
+    url: str | None = None,
     warm: int = 0,
     cap: int | None = None,
     where: str = "settings",
 ) -> EnvironmentSpec:
     """The spec of an environment, by its kind or its name.
 
-    place: where it runs, in place of what the kind says. warm, cap: see `PoolLimits`.
+    place: where it runs, in place of what the kind says. url: a server that runs it instead.
+    warm, cap: see `PoolLimits`.
     where: what errors call the table of the settings.
 
     Raises `ConfigError` for an unknown name or for settings that do not fit.
@@ -70,6 +80,7 @@ def environment_spec(
         kind=found,
         settings=read_settings(found, settings or {}, where=where),
         place=place or found.place,
+        url=url,
         pool=PoolLimits(
             warm=warm,
             cap=cap,
