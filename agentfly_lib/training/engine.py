@@ -60,8 +60,15 @@ class TrainingEngine:
     """A DeepSpeed engine around the policy: accumulate gradients over micro-batches, then one guarded step."""
 
     def __init__(
-        self, policy: PolicyModule, *, learner: LearnerConfig, optim: OptimConfig, device: torch.device
+        self,
+        policy: PolicyModule,
+        *,
+        learner: LearnerConfig,
+        optim: OptimConfig,
+        device: torch.device,
+        universal: bool = False,
     ) -> None:
+        """`universal`: `load` will read what `reshape.universal_checkpoint` has made."""
         import deepspeed
 
         self.device = device
@@ -77,7 +84,7 @@ class TrainingEngine:
         self._policy = policy
         # Any: which optimizer class stands there depends on stage and type, and the stubs know only some.
         self.deepspeed: Any = deepspeed.initialize(
-            model=policy, optimizer=self.optimizer, config=_deepspeed_config(learner, optim)
+            model=policy, optimizer=self.optimizer, config=_deepspeed_config(learner, optim, universal=universal)
         )[0]
         self._reports_norm = self.deepspeed.optimizer is not self.optimizer
         self._norm = 0.0
@@ -125,7 +132,7 @@ class TrainingEngine:
         self.deepspeed.save_checkpoint(str(directory), tag=tag, save_latest=False)
 
     def load(self, directory: Path, tag: str) -> None:
-        """Collective: the counterpart of `save`, for the same number of ranks and ZeRO stage."""
+        """Collective: the counterpart of `save`, for the same number of ranks and ZeRO stage unless it is universal."""
         self.deepspeed.load_checkpoint(str(directory), tag=tag)
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -190,13 +197,14 @@ def _store(*, rank: int, world: int, address: str, port: int) -> Store:
     return TCPStore(address, port, world, is_master=rank == 0, timeout=COLLECTIVE_TIMEOUT, master_listen_fd=listener)
 
 
-def _deepspeed_config(learner: LearnerConfig, optim: OptimConfig) -> dict[str, Any]:
+def _deepspeed_config(learner: LearnerConfig, optim: OptimConfig, *, universal: bool) -> dict[str, Any]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": optim.max_grad_norm,
         "zero_optimization": {"stage": learner.zero_stage},
         "zero_allow_untested_optimizer": True,
+        "checkpoint": {"load_universal": universal},
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
     }

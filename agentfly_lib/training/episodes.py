@@ -69,6 +69,13 @@ class Episode:
         rewards[-1] += self.outcome - self.turn_rewards.sum()
         return rewards if self.penalties is None else rewards - self.penalties
 
+    @property
+    def outcome_at_the_end(self) -> Floats:
+        """The whole outcome at the last token, whichever turn earned it, less each token's penalty [T]."""
+        rewards = np.zeros(self.num_tokens)
+        rewards[-1] = self.outcome
+        return rewards if self.penalties is None else rewards - self.penalties
+
     def per_token(self, of_turns: Floats) -> Floats:
         """A number for each turn [K] as one for each of its tokens [T]."""
         return of_turns[self.turn_of_token]

@@ -21,7 +21,10 @@ def training_identity(config: RunConfig, model: ModelRef) -> dict[str, Any]:
     return {
         "algorithm": config.algorithm.model_dump(mode="json"),
         "optim": config.optim.model_dump(mode="json"),
-        "rollout": {"sampling": config.rollout.sampling.model_dump(mode="json")},
+        "rollout": {
+            "sampling": config.rollout.sampling.model_dump(mode="json"),
+            "max_sampled_tokens": config.rollout.max_sampled_tokens,
+        },
         "run": {"steps": config.run.steps},
         "model": model.fingerprint,
     }

@@ -33,6 +33,7 @@ from agentfly_lib.training.identity import differences, training_identity
 from agentfly_lib.training.metrics import finite_only, sample_metrics
 from agentfly_lib.training.packing import plan_step, to_batch
 from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
+from agentfly_lib.training.reshape import can_reshape, needs_universal, universal_checkpoint
 from agentfly_lib.training.samples import build_samples
 from agentfly_lib.training.update import Seconds, StepUpdate
 from agentfly_lib.training.weights import (
@@ -93,13 +94,20 @@ class LearnerRank:
             entropy_gradient=config.algorithm.entropy_coefficient > 0,
             value_head=config.algorithm.has_values,
         )
-        self.engine = TrainingEngine(policy, learner=config.learner, optim=config.optim, device=self.device)
+        universal = state is not None and needs_universal(state, ranks=world, zero_stage=config.learner.zero_stage)
+        self.engine = TrainingEngine(
+            policy, learner=config.learner, optim=config.optim, device=self.device, universal=universal
+        )
         self._reference = self._load_reference(dtype)
         self._report: StepReport | None = None
         self._canary: list[float] | None = None
         self.policy_version = self._nonfinite = 0
         if checkpoint is not None and state is not None:
-            self.engine.load(checkpoint.path / "deepspeed", _TAG)
+            if universal:
+                with universal_checkpoint(checkpoint.path, _TAG) as converted:
+                    self.engine.load(converted, _TAG)
+            else:
+                self.engine.load(checkpoint.path / "deepspeed", _TAG)
             self.policy_version, self._nonfinite = state.policy_version, state.nonfinite_in_row
         dist.barrier()
         self.clean = True
@@ -269,11 +277,14 @@ class LearnerRank:
         state, learner = read_state(checkpoint.path), self.config.learner
         wanted = (self.world, learner.zero_stage, learner.dtype)
         if (state.ranks, state.zero_stage, state.dtype) != wanted:
-            raise LearnerError(
-                f"{checkpoint.path} was written by {state.ranks} rank(s), ZeRO {state.zero_stage}, {state.dtype}; "
-                f"the config asks for {wanted[0]} rank(s), ZeRO {wanted[1]}, {wanted[2]}. Go on with the former, or "
-                f"start a new run from {checkpoint.path / 'hf'}"
-            )
+            possible = can_reshape(state, zero_stage=learner.zero_stage, dtype=learner.dtype)
+            if not (possible and learner.allow_reshape):
+                convert = ", set learner.allow_reshape=true to have it converted" if possible else ""
+                raise LearnerError(
+                    f"{checkpoint.path} was written by {state.ranks} rank(s), ZeRO {state.zero_stage}, {state.dtype}; "
+                    f"the config asks for {wanted[0]} rank(s), ZeRO {wanted[1]}, {wanted[2]}. Go on with the "
+                    f"former{convert}, or start a new run from {checkpoint.path / 'hf'}"
+                )
         if found := differences(state.trained_with, training_identity(self.config, self.model)):
             raise LearnerError(
                 f"{checkpoint.path} was written under another config: {'; '.join(found)}. Go on with the former, or "

@@ -108,6 +108,13 @@ def test_returns_to_go_less_a_penalty() -> None:
     np.testing.assert_allclose(np.concatenate(found), [0.4931970, 0.6575959, -1.1507929], atol=1e-6)
 
 
+def test_returns_to_go_do_not_ask_which_turn_earned_the_outcome() -> None:
+    soon, late = episode(1.0, (1, 1), rewards=(1.0, 0.0)), episode(1.0, (1, 1), rewards=(0.0, 1.0))
+    assert soon.outcome_at_the_end.tolist() == late.outcome_at_the_end.tolist() == [0.0, 1.0]
+    first, second, _ = advantages("reinforce_pp", soon, late, episode(0.0))
+    assert first == second
+
+
 def test_a_baseline_of_the_group_whitened_over_the_step() -> None:
     # 0.5, 0.5 and -0.5: mean 1/6, var (1/9 + 1/9 + 4/9) / 2 = 1/3
     found = advantages("reinforce_pp_baseline", episode(1.0, (2,)), episode(0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,7 @@ pytest.importorskip("torch")
 import torch  # noqa: E402
 
 pytest.importorskip("deepspeed")
+from safetensors.torch import load_file  # noqa: E402
 
 from agentfly_lib.configs import AlgorithmConfig  # noqa: E402
 from agentfly_lib.training.samples import Measured, build_samples  # noqa: E402
@@ -116,6 +118,24 @@ def test_ppo_by_hand_before_any_update(factories: ModuleType) -> None:
     np.testing.assert_allclose(found, [0, 0, 0, 0, 0.9545455, 0.7727273, 0, 0, 0, 0, -0.8636364, -0.8636364], atol=1e-6)
     np.testing.assert_allclose(np.concatenate(returns), [0.8, 0.9, -0.3, -0.3], atol=1e-12)
     assert measured.report.advantage_max_abs == pytest.approx(0.9545455, abs=1e-6)
+
+
+def test_a_value_head_goes_on_from_a_checkpoint_and_is_no_part_of_the_model(
+    learner: Make, factories: ModuleType, tmp_path: Path
+) -> None:
+    sections: dict[str, Any] = {
+        "algorithm": {"advantage": {"type": "gae"}, "kl": {"coefficient": 0.02, "place": "reward"}},
+        "optim": {"minibatches": 2},
+    }
+    subject = learner(**sections)
+    subject.update_from(factories.step_groups(0), 0)
+    ref = subject.save_checkpoint(tmp_path / "000001")
+    through = subject.update_from(factories.step_groups(1), 1).weights_digest
+    end = weights(subject)
+    resumed = learner(checkpoint=ref, **sections)
+    assert resumed.update_from(factories.step_groups(1), 1).weights_digest == through
+    assert torch.equal(weights(resumed), end)
+    assert not any("value" in name for name in load_file(ref.path / "hf" / "model.safetensors"))
 
 
 def test_one_chain_is_enough_where_the_step_is_the_comparison(learner: Make, factories: ModuleType) -> None:

@@ -20,4 +20,4 @@ def returns_to_go(rewards: Floats) -> Floats:
 
 def reinforce_pp(episodes: Sequence[Episode]) -> Advantages:
     """Returns-to-go of r_t = R 1[t is the last] - beta k1_t, before they are whitened."""
-    return [returns_to_go(episode.rewards_of_tokens) for episode in episodes]
+    return [returns_to_go(episode.outcome_at_the_end) for episode in episodes]
