@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _fail(error: BaseException | None, whole: BaseException) -> None:
-    from agentfly_lib.viewer.visible import visible
+    from agentfly_lib.visible import visible
 
     if isinstance(error, UserError):
         typer.echo(visible(f"error: {error}"), err=True)

@@ -38,7 +38,7 @@ from agentfly_lib.refs import DatasetRef, ModelRef
 from agentfly_lib.resources import ProcessSpec, open_process
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.viewer.template_check import Level, check_template
-from agentfly_lib.viewer.visible import visible
+from agentfly_lib.visible import visible
 
 __all__ = ["Check", "examine", "rehearse", "render_checks"]
 

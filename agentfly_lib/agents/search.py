@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
 
-from agentfly_lib.agents.text import TextAgent
-from agentfly_lib.chat.calls import ParsedReply
+from agentfly_lib.agents.one_tool import OneToolAgent
 from agentfly_lib.chat.search_tags import SearchTagParser
 
 __all__ = ["SearchAgent"]
@@ -19,27 +17,19 @@ for example <answer>Beijing</answer>."""
 _TAG = re.compile(r"<(?=/?information>)")
 
 
-class SearchAgent(TextAgent):
+class SearchAgent(OneToolAgent):
     """Its only tool is the search: the one named `web_search`, or the one that it was given."""
 
     default_tools = ("web_search",)
+    tool_name = "web_search"
 
-    @cached_property
-    def _parser(self) -> SearchTagParser:
-        tool, argument = self.only_tool("web_search")
+    def make_parser(self, tool: str, argument: str) -> SearchTagParser:
+        """What takes replies apart."""
         return SearchTagParser(tool=tool, argument=argument)
-
-    def check(self) -> None:
-        """Raises `ConfigError` if it is not clear which tool searches."""
-        _ = self._parser
 
     def instructions(self) -> str:
         """The format."""
         return _INSTRUCTIONS
-
-    def parse(self, text: str, truncated: bool) -> ParsedReply:
-        """Takes a reply apart; `truncated` if a limit cut it."""
-        return self._parser.parse(text, truncated=truncated)
 
     def wrap(self, observation: str) -> str:
         """One result as the policy reads it. A page that spells the tag cannot end it."""

@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 
 from agentfly_lib.agents.agent import Agent
 from agentfly_lib.chat import MalformedCall, ToolCall
-from agentfly_lib.errors import ConfigError
 from agentfly_lib.rollout.agent import content_of, text_without_images
-from agentfly_lib.tools import Tool, ToolResult
+from agentfly_lib.tools import ToolResult
 from agentfly_lib.types import Message, Problem
 
 __all__ = ["TextAgent"]
@@ -69,30 +68,3 @@ class TextAgent(Agent):
             f"- {tool.name}: {tool.description} Arguments: {json.dumps(tool.parameters, ensure_ascii=False)}"
             for tool in self.tools.values()
         )
-
-    def only_tool(self, name: str) -> tuple[str, str]:
-        """The tool that the format calls, preferably the one of that name, and its argument for what the policy writes.
-
-        Raises `ConfigError` if it is not clear which, or what to give it.
-        """
-        kind = type(self).__name__
-        if not self.tools or (len(self.tools) > 1 and name not in self.tools):
-            have = ", ".join(self.tools) or "none"
-            raise ConfigError(f"{kind} calls one tool, best one named {name!r}; it was given: {have}")
-        if len(self.tools) > 1:
-            others = ", ".join(other for other in self.tools if other != name)
-            raise ConfigError(f"{kind} can call {name!r} only; it was given {others} too, which it could never reach")
-        tool = next(iter(self.tools.values()))
-        return tool.name, _text_argument(tool, kind)
-
-
-def _text_argument(tool: Tool, kind: str) -> str:
-    """The required parameter, or else the only one; it must take text."""
-    properties: dict[str, Any] = tool.parameters.get("properties", {})
-    names = list(tool.parameters.get("required", ())) or list(properties)
-    if len(names) != 1:
-        raise ConfigError(
-            f"{kind} gives its tool one text, but {tool.name!r} has the parameters {', '.join(properties) or 'none'}; "
-            "give the others defaults"
-        )
-    return names[0]

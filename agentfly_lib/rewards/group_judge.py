@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from agentfly_lib.inference.endpoint import Endpoint
 from agentfly_lib.rewards.factory import reward_factory
 from agentfly_lib.rewards.group_reward import GroupReward
-from agentfly_lib.rewards.judge import Judge, Unusable, default_cache, question_of, quoted
+from agentfly_lib.rewards.judge import Unusable, make_judge, question_of, quoted
 from agentfly_lib.types import Problem
 
 __all__ = ["RANKING_RUBRIC", "group_judge"]
@@ -43,15 +42,18 @@ def group_judge(
     """Settings are those of `llm_judge`. A group with one chain cannot be ranked; one whose responses are all equal
     gets 0.5 throughout, without asking.
     """
-    endpoint = Endpoint(
+    judge = make_judge(
         base_url=base_url,
-        api_key_env=api_key_env,
-        max_connections=max_concurrency,
-        retries=outage_retries,
+        model=model,
+        cache=cache,
+        structured=structured,
+        retries=retries,
+        outage_retries=outage_retries,
         backoff_seconds=backoff_seconds,
+        max_concurrency=max_concurrency,
+        max_tokens=max_tokens,
+        api_key_env=api_key_env,
     )
-    folder = None if cache is False else cache or default_cache()
-    judge = Judge(endpoint, model, cache=folder, retries=retries, max_tokens=max_tokens, structured=structured)
 
     async def ranked(final_responses: list[str], problem: Problem) -> list[float | None]:
         if len(final_responses) < 2:

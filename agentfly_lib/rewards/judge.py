@@ -16,14 +16,24 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from agentfly_lib.errors import ShardError
 from agentfly_lib.inference.endpoint import Endpoint
 from agentfly_lib.store.atomic import write_json
 from agentfly_lib.types import Problem
 
-__all__ = ["PRECAUTION", "Judge", "JudgeError", "Unusable", "default_cache", "question_of", "quoted", "text_of"]
+__all__ = [
+    "PRECAUTION",
+    "Judge",
+    "JudgeError",
+    "Unusable",
+    "default_cache",
+    "make_judge",
+    "question_of",
+    "quoted",
+    "text_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +168,31 @@ class Judge:
             write_json(self._cache / key[:2] / f"{key}.json", dict(answer))
         except (ShardError, OSError) as error:
             logger.warning("a verdict could not be kept, so it will be asked for again: %s", error)
+
+
+def make_judge(
+    *,
+    base_url: str,
+    model: str,
+    cache: Path | Literal[False] | None,
+    structured: bool,
+    retries: int,
+    outage_retries: int,
+    backoff_seconds: float,
+    max_concurrency: int,
+    max_tokens: int,
+    api_key_env: str,
+) -> Judge:
+    """A judge with the settings that the rewards made of one have in common; see `llm_judge`."""
+    endpoint = Endpoint(
+        base_url=base_url,
+        api_key_env=api_key_env,
+        max_connections=max_concurrency,
+        retries=outage_retries,
+        backoff_seconds=backoff_seconds,
+    )
+    folder = None if cache is False else cache or default_cache()
+    return Judge(endpoint, model, cache=folder, retries=retries, max_tokens=max_tokens, structured=structured)
 
 
 def quoted(tag: str, text: str) -> str:

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from agentfly_lib.inference.endpoint import Endpoint
 from agentfly_lib.rewards.factory import reward_factory
-from agentfly_lib.rewards.judge import Judge, Unusable, default_cache, question_of, quoted, text_of
+from agentfly_lib.rewards.judge import Unusable, make_judge, question_of, quoted, text_of
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.types import Problem, Trajectory
 
@@ -51,15 +50,18 @@ def llm_judge(
         server that is down. A judgement that is not had in the end, or within `timeout_seconds`, drops the trajectory.
     api_key_env: environment variable with the key.
     """
-    endpoint = Endpoint(
+    judge = make_judge(
         base_url=base_url,
-        api_key_env=api_key_env,
-        max_connections=max_concurrency,
-        retries=outage_retries,
+        model=model,
+        cache=cache,
+        structured=structured,
+        retries=retries,
+        outage_retries=outage_retries,
         backoff_seconds=backoff_seconds,
+        max_concurrency=max_concurrency,
+        max_tokens=max_tokens,
+        api_key_env=api_key_env,
     )
-    folder = None if cache is False else cache or default_cache()
-    judge = Judge(endpoint, model, cache=folder, retries=retries, max_tokens=max_tokens, structured=structured)
     instructions = f"{rubric}\n\nGive a score from 0 (worst) to {scale} (best). First your reason, briefly."
     schema = {
         "type": "object",

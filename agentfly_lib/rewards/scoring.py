@@ -20,11 +20,13 @@ from agentfly_lib.rewards.group_reward import GroupReward
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.store.scores import Score, outcome_of
 from agentfly_lib.types import Outcome, Problem, StopReason, Trajectory, TrajectoryGroup
+from agentfly_lib.visible import visible
 
 __all__ = ["score_groups"]
 
 logger = logging.getLogger(__name__)
 
+_SHOWN_CHARS = 500
 _LOOP_SECONDS = 0.005
 """Rewards that run on the loop let others have it after this long."""
 
@@ -129,5 +131,5 @@ def _report(reward: Reward, scores: Sequence[Score]) -> None:
             len(scores),
             reward.name,
             unscored[0].trajectory_id,
-            unscored[0].error,
+            visible(" ".join((unscored[0].error or "").split())[:_SHOWN_CHARS]),
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -33,6 +34,7 @@ from agentfly_lib.rollout.segment import SegmentBuilder
 from agentfly_lib.rollout.stages import Stage
 from agentfly_lib.tools import ToolContext, execute_calls
 from agentfly_lib.types import Failure, FailureKind, FinishReason, Message, Problem, StopReason, Trajectory
+from agentfly_lib.visible import visible
 
 __all__ = ["run_chain"]
 
@@ -111,10 +113,11 @@ async def _run_to_the_end(
         failure = Failure(kind=error.kind, message=_one_line(error), where=error.where)
     except TimeoutError as error:
         failure = run.out_of_time(error, expired=deadline.expired())
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  see below
         # The boundary of a chain: whatever a tool, a template or a bug of ours raises must end this trajectory only.
         # It is not the policy's doing, so it counts as infrastructure, and as an outage if it hits chain after chain.
-        logger.exception("trajectory %s broke at %s", run.id, run.stage)
+        trace = visible(traceback.format_exc())
+        logger.error("trajectory %s broke at %s\n%s", run.id, run.stage, trace)  # noqa: TRY400  not as it is raw
         failure = Failure(
             kind=FailureKind.INFRASTRUCTURE, message=f"{type(error).__name__}: {_one_line(error)}", where=run.stage
         )

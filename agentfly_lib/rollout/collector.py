@@ -37,6 +37,7 @@ from agentfly_lib.rollout.stages import is_transient
 from agentfly_lib.rollout.writer import GroupWriter
 from agentfly_lib.store.manifest import RolloutManifest, RolloutStore
 from agentfly_lib.types import FailureKind, Problem, Trajectory
+from agentfly_lib.visible import visible
 
 __all__ = ["Collected", "collect"]
 
@@ -230,7 +231,7 @@ class _Collection:
             attempt += 1
             if attempt > self._config.retries or not is_transient(failure):
                 return replace(trajectory, failure=replace(failure, attempts=attempt))
-            logger.warning("trajectory %s is tried again after: %s", trajectory.id, failure.message)
+            logger.warning("trajectory %s is tried again after: %s", trajectory.id, visible(failure.message))
             self._count(retries=self._progress.retries + 1)
             await asyncio.sleep(self._backoff_seconds * 2 ** (attempt - 1))
 
@@ -267,7 +268,9 @@ def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first error that is not a group itself; others of the same instant are logged."""
     first, *others = _leaves(group)
     for other in dict.fromkeys(error for error in others if error is not first):
-        logger.warning("another error ended the collection at the same time: %s: %s", type(other).__name__, other)
+        logger.warning(
+            "another error ended the collection at the same time: %s: %s", type(other).__name__, visible(str(other))
+        )
     return first
 
 

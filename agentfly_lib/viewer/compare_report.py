@@ -12,7 +12,7 @@ from rich.table import Table
 from agentfly_lib.evaluation.compare import Comparison
 from agentfly_lib.evaluation.runs import RunComparison, RunSummary
 from agentfly_lib.store.atomic import write_bytes
-from agentfly_lib.viewer.visible import visible
+from agentfly_lib.visible import visible
 
 __all__ = ["comparison_figure", "comparison_markdown", "comparison_text", "runs_text"]
 

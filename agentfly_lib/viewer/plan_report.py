@@ -12,7 +12,7 @@ from rich.text import Text
 from agentfly_lib.configs import PretrainedModelConfig, RunConfig
 from agentfly_lib.planning import Machine, Plan, plan_run
 from agentfly_lib.planning.plan import Placed
-from agentfly_lib.viewer.visible import visible
+from agentfly_lib.visible import visible
 
 __all__ = ["render_plan", "show_plan"]
 

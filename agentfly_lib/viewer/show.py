@@ -17,7 +17,7 @@ from agentfly_lib.store.manifest import iter_groups, read_rollout_manifest
 from agentfly_lib.store.scored import load_scored_groups
 from agentfly_lib.types import TrajectoryGroup
 from agentfly_lib.viewer.text import render_trajectory
-from agentfly_lib.viewer.visible import visible
+from agentfly_lib.visible import visible
 
 __all__ = ["show_run"]
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentfly_lib.viewer.template_check import Level, TemplateReport
-from agentfly_lib.viewer.visible import visible
+from agentfly_lib.visible import visible
 
 __all__ = ["render_report", "show_template"]
 

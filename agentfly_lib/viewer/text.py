@@ -18,7 +18,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from agentfly_lib.types import Message, Problem, Segment, StopReason, Trajectory, Turn
-from agentfly_lib.viewer.visible import visible
+from agentfly_lib.visible import visible
 
 __all__ = ["TokenText", "render_trajectory"]
 

@@ -108,6 +108,17 @@ class TestErrors:
 
         assert outcomes(await score(fail_once, make_group("4"), retries=1)) == [(Outcome.SCORED, 1.0)]
 
+    async def test_what_it_raises_is_logged_such_that_a_terminal_only_shows_it(self, make_group, caplog):
+        @reward(inline=True, name="r")
+        def hostile() -> float:
+            raise ValueError("\x1b]0;title\x07\n" + "x" * 10_000)
+
+        (score_of, *_) = await score(hostile, make_group("4"))
+        assert "\x1b]0;title" in (score_of.error or "")  # kept as it was
+        assert "no reward from r; the first, 0-0/0: reward 'r' failed: ValueError: ␛]0;title␇ xxx" in caplog.text
+        assert "\x1b" not in caplog.text
+        assert len(caplog.text) < 1000
+
     @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(1), KeyboardInterrupt()])
     async def test_whatever_an_async_reward_raises(self, make_group, error):
         @reward

@@ -324,14 +324,16 @@ async def test_a_failed_chain_keeps_what_it_had(world):
 async def test_an_unexpected_error_is_logged_with_its_traceback(world, caplog):
     class Buggy(world.CharacterAgent):
         def build_messages(self, problem):
-            raise AttributeError("typo")
+            raise AttributeError("typo \x1b[2J")
 
     with caplog.at_level(logging.ERROR, logger="agentfly_lib.rollout.chain"):
         trajectory = await world.run(world.scripted("x"), Buggy())
     assert trajectory.failure is not None
-    assert (trajectory.failure.where, trajectory.failure.message) == ("prompt", "AttributeError: typo")
+    assert (trajectory.failure.where, trajectory.failure.message) == ("prompt", "AttributeError: typo \x1b[2J")
     assert trajectory.segments == ()
     assert "build_messages" in caplog.text
+    assert "typo ␛[2J" in caplog.text  # a terminal shows it and does nothing else
+    assert "\x1b" not in caplog.text
 
 
 async def test_an_aborted_generation_is_no_reply(world):

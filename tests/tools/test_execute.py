@@ -257,6 +257,16 @@ class TestFaults:
         (result,) = await run(calls("f"))
         assert "There are no tools" in result.observation
 
+    @pytest.mark.parametrize("value", [math.inf, math.nan, "inf", "-Infinity", "NaN", "1e999", "1" * 5000])
+    async def test_a_number_that_is_not_finite_is_no_argument(self, value):
+        @tool
+        def f(x: float, y: list[float] | None = None) -> str:
+            return "ran"
+
+        for arguments in ({"x": value}, {"x": 1.0, "y": [value]}):
+            (result,) = await run([ToolCall(id="call-0", name="f", arguments=arguments)], f)
+            assert "f was not called: argument" in (result.error or "")
+
     async def test_wrong_arguments_are_not_executed(self):
         ran = []
 

@@ -27,10 +27,10 @@ from agentfly_lib.errors import AgentFlyError, UserError
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.types import TrajectoryGroup
 from agentfly_lib.viewer.text import TokenText
-from agentfly_lib.viewer.visible import visible
 from agentfly_lib.viewer.web.catalog import SORTS, Catalog, Filters
 from agentfly_lib.viewer.web.charts import reward_chart
 from agentfly_lib.viewer.web.spans import COLOURS, TrajectoryView, view_of
+from agentfly_lib.visible import visible
 
 if TYPE_CHECKING:
     from agentfly_lib.configs import RunConfig

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from agentfly_lib.types import Message, Segment, Trajectory, TrajectoryGroup, Turn
 from agentfly_lib.viewer.text import TokenText
-from agentfly_lib.viewer.visible import visible
+from agentfly_lib.visible import visible
 
 __all__ = ["COLOURS", "TokenSpan", "TrajectoryView", "TurnView", "view_of"]
 

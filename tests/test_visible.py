@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfly_lib.viewer.visible import visible
+from agentfly_lib.visible import visible
 
 
 def test_what_can_be_read_is_left_alone():
