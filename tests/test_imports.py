@@ -20,6 +20,8 @@ HEAVY = ("torch", "ray", "vllm", "deepspeed", "prefect", "mlflow", "transformers
         "agentfly_lib.data",
         "agentfly_lib.chat",
         "agentfly_lib.tools",
+        "agentfly_lib.envs",
+        "agentfly_lib.envs.host",
         "agentfly_lib.resources",
         "agentfly_lib.rewards",
         "agentfly_lib.agents",

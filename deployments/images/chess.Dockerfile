@@ -1,0 +1,16 @@
+# Chess over HTTP, an episode for each client. From the repository's root:
+#   docker build -f deployments/images/chess.Dockerfile -t agentfly/chess .
+#   docker run --rm -p 127.0.0.1:8000:8000 agentfly/chess --settings '{"task": "game", "opponent": "stockfish"}'
+FROM python:3.11.13-slim-bookworm
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 OMP_NUM_THREADS=1
+COPY requirements requirements
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends stockfish && rm -rf /var/lib/apt/lists/* \
+ && cat requirements/cpu.lock requirements/envs.lock | grep -v '^torch' > constraints.txt \
+ && pip install -c constraints.txt aiohttp chess numpy pydantic tomli-w \
+ && useradd --uid 10001 --create-home agentfly
+COPY agentfly_lib /srv/agentfly/agentfly_lib
+WORKDIR /srv/agentfly
+USER 10001
+EXPOSE 8000
+ENTRYPOINT ["python", "-m", "agentfly_lib.envs.host", "--http", "8000", "--address", "0.0.0.0", "--kind", "chess"]
+CMD ["--cap", "64"]
