@@ -39,6 +39,7 @@ class ControlGroup:
         places = _places()
         if places is None:
             return None
+        _reap_once()
         name = _name(this_owner())
         group = cls(tuple(dict.fromkeys(place / name for place in places.values())))
         try:
@@ -83,6 +84,14 @@ def left_groups() -> list[tuple[ControlGroup, Owner]]:
     return [
         (ControlGroup(tuple(folders)), owner) for name, folders in found.items() if (owner := _owner(name)) is not None
     ]
+
+
+@functools.cache
+def _reap_once() -> None:
+    """Removes what killed processes have left, of whatever run: it is empty, and nobody's."""
+    for group, owner in left_groups():
+        if owner.gone:
+            group.remove()
 
 
 def _name(owner: Owner) -> str:

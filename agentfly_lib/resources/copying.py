@@ -21,6 +21,7 @@ from agentfly_lib.errors import SandboxError
 from agentfly_lib.resources import copy_program
 
 if TYPE_CHECKING:
+    from agentfly_lib.resources.ray import RemoteResource
     from agentfly_lib.resources.sandbox import Sandbox
 
 __all__ = ["COPY_BYTES", "read_tree", "write_tree"]
@@ -32,7 +33,7 @@ _STEP_SECONDS = 60.0
 _MAX_NAMES = 100_000
 
 
-async def write_tree(sandbox: Sandbox, source: Path, target: str) -> None:
+async def write_tree(sandbox: Sandbox | RemoteResource, source: Path, target: str) -> None:
     """See `Sandbox.copy_in`."""
     batch: list[dict[str, Any]] = []
     size = 0
@@ -46,7 +47,7 @@ async def write_tree(sandbox: Sandbox, source: Path, target: str) -> None:
     await _inside(sandbox, {"op": "write", "root": target, "pieces": batch})
 
 
-async def read_tree(sandbox: Sandbox, source: str, target: Path, max_bytes: int) -> None:
+async def read_tree(sandbox: Sandbox | RemoteResource, source: str, target: Path, max_bytes: int) -> None:
     """See `Sandbox.copy_out`."""
     await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
     after, total, names = None, 0, 0
@@ -67,7 +68,7 @@ async def read_tree(sandbox: Sandbox, source: str, target: Path, max_bytes: int)
             return
 
 
-async def _inside(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
+async def _inside(sandbox: Sandbox | RemoteResource, request: dict[str, Any]) -> dict[str, Any]:
     done = await sandbox.run(
         [sandbox.python, "-I", "-S", "-c", _program()],
         stdin=json.dumps(request),

@@ -20,7 +20,7 @@ from agentfly_lib.cli import app
 from agentfly_lib.errors import ConfigError, InfrastructureError, SandboxError, SandboxUnavailableError
 from agentfly_lib.resources import PoolLimits, ResourceEngine
 from agentfly_lib.resources.docker import Container, ContainerSpec, Mount
-from agentfly_lib.resources.docker_engine import docker_engine
+from agentfly_lib.resources.docker_engine import Left, docker_engine
 from agentfly_lib.resources.images import ImageProgress, ensure_image
 from agentfly_lib.resources.leftovers import find, reap
 from agentfly_lib.resources.owner import this_owner
@@ -52,6 +52,10 @@ def inspect(container: Container) -> dict[str, Any]:
 def ours() -> list[str]:
     """Containers that this process has made and not removed."""
     return [left.name for left in docker_engine().left() if left.owner.pid == os.getpid()]
+
+
+def of_run(run: str) -> list[Left]:
+    return [left for left in docker_engine().left() if left.owner.run == run]
 
 
 class TestLimits:
@@ -285,6 +289,9 @@ class TestLeftovers:
         shown = CliRunner().invoke(app, ["resources", "ls"])
         lines = [line for line in shown.output.splitlines() if run in line]
         assert [("left behind" in line, "container" in line) for line in lines] == [(True, True)] * 2
+        async with asyncio.timeout(60):  # the sandbox ends with its owner, the service goes on until it is reaped
+            while len([left for left in await asyncio.to_thread(of_run, run) if left.status.startswith("Up")]) != 1:
+                await asyncio.sleep(0.05)
         assert "0 removed" in CliRunner().invoke(app, ["resources", "reap", "--run", "another"]).output
         assert "2 removed" in CliRunner().invoke(app, ["resources", "reap", "--run", run]).output
         assert run not in CliRunner().invoke(app, ["resources", "ls"]).output
@@ -294,16 +301,15 @@ class TestLeftovers:
         for name in (run, other):
             await leave("os.kill(os.getpid(), signal.SIGKILL)", spec.image, name)
         async with ResourceEngine(run=run) as engine, engine.lease(spec, trajectory="a") as container:
-            left = await asyncio.to_thread(docker_engine().left)
-            assert [each.id for each in left if each.owner.run == run] == [container.id]
-            assert len([each for each in left if each.owner.run == other]) == 2
+            assert [left.id for left in await asyncio.to_thread(of_run, run)] == [container.id]
+            assert len(await asyncio.to_thread(of_run, other)) == 2
         assert len(await asyncio.to_thread(lambda: reap(find(), run=other))) == 2
 
     async def test_a_process_that_ends_without_closing_leaves_nothing(self, spec: ContainerSpec):
         run = f"ended-{os.urandom(4).hex()}"
         ended = await leave("sys.exit(3)", spec.image, run)
         assert ended.returncode == 3, ended.stderr
-        assert not [each for each in await asyncio.to_thread(docker_engine().left) if each.owner.run == run]
+        assert not await asyncio.to_thread(of_run, run)
 
     async def test_what_is_in_use_is_left_alone(self, container: Container):
         assert container.id
@@ -325,8 +331,7 @@ async def test_64_chains_share_8_containers_with_failures_at_random(spec: Contai
         asked.append(number)
         async with engine.lease(pooled, trajectory=str(number), timeout=240) as container:
             served.append(number)
-            left = await asyncio.to_thread(docker_engine().left)
-            most = max(most, sum(each.owner.run == "load" for each in left))
+            most = max(most, len(await asyncio.to_thread(of_run, "load")))
             assert (await container.run(["sh", "-c", "ls /workspace /tmp"])).stdout == "/tmp:\n\n/workspace:\n"
             await container.run(["sh", "-c", f"echo {number} > /workspace/mine"])
             fate = chance.choice(["fine", "fine", "fine", "raises", "killed", "slow", "bomb"])
@@ -350,7 +355,7 @@ async def test_64_chains_share_8_containers_with_failures_at_random(spec: Contai
     assert most <= 8
     assert metrics["resources/alive/max"] <= 8
     assert metrics["resources/lent/count"] == 64
-    assert not [left for left in await asyncio.to_thread(docker_engine().left) if left.owner.run == "load"]
+    assert not await asyncio.to_thread(of_run, "load")
 
 
 @pytest.mark.parametrize(
