@@ -71,11 +71,18 @@ def check_context(config: RunConfig, model: Path) -> None:
 
 
 def check_same_config(config: RunConfig) -> None:
-    """Raises `ConfigError`, naming the keys that differ, if the run directory belongs to a run with another config."""
+    """Raises `ConfigError`, naming the keys that differ, if the run directory belongs to a run with another config.
+
+    `learner.allow_reshape` makes way for another number of ranks and another ZeRO stage.
+    """
     directory = RunDirectory(config.run.directory)
     if not directory.config_file.exists():
         return
-    differences = differing_keys(load_config(directory.config_file), config)
+    free = {"learner.allow_reshape"}
+    if config.learner.allow_reshape:
+        free |= {"learner.ranks", "learner.zero_stage"}
+    found = differing_keys(load_config(directory.config_file), config)
+    differences = [line for line in found if line.partition(":")[0] not in free]
     if differences:
         listing = "\n".join(f"  - {line}" for line in differences)
         raise ConfigError(

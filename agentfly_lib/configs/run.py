@@ -99,6 +99,8 @@ class LearnerConfig(Config):
     gradient_checkpointing: bool = False
     threads: PositiveInt = 1
     """CPU threads of a rank on a CPU."""
+    allow_reshape: bool = False
+    """Whether a run may go on from a checkpoint that another number of ranks, or another ZeRO stage, has written."""
     max_nonfinite_steps: PositiveInt = 3
     """So many updates in a row with a non-finite loss or gradient end the run."""
     start_timeout_seconds: PositiveFloat = 600.0

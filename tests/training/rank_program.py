@@ -1,10 +1,15 @@
-"""One learner rank as a program of its own: `python rank_program.py SPEC.json` (see `test_ranks_agree.py`)."""
+"""Learner ranks as processes of their own (see `test_ranks_agree.py`).
+
+Everything is imported once. Each line on standard input is a JSON list of spec files, one per rank: a process is forked
+for each, and their exit statuses are answered as a line.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
@@ -40,5 +45,31 @@ def main(spec_path: str) -> None:
     Path(spec["reports"]).write_text(json.dumps(reports))
 
 
+def fork(spec_path: str) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        log = os.open(Path(spec_path).with_suffix(".log"), os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        main(spec_path)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def serve() -> None:
+    for line in sys.stdin:
+        children = [fork(path) for path in json.loads(line)]
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(statuses), file=sys.__stdout__, flush=True)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    serve()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,8 +30,45 @@ GRADIENT = {"lr": 1.0, "eps": 1.0, "minibatches": 2}
 """The first AdamW step is then a smooth function of the gradient, so equal weights mean equal gradients."""
 
 
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """The process whose forks are the ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    environment = {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(folder)}
+    with (folder / "errors").open("w") as errors:
+        server = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("rank_program.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            env=os.environ | environment,
+        )
+        try:
+            yield server
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)  # the ranks too
+            server.wait()
+
+
+def answer(server: subprocess.Popen[str], seconds: float) -> list[int]:
+    assert server.stdout is not None
+    assert select.select([server.stdout], [], [], seconds)[0], f"the ranks took longer than {seconds:.0f} s"
+    line = server.stdout.readline()
+    while line and not line.startswith("["):  # what libraries print on import
+        line = server.stdout.readline()
+    return json.loads(line)
+
+
 @pytest.fixture
-def train(tmp_path: Path, tiny_model: Path, factories: ModuleType, free_port: Callable[[], int]) -> Train:
+def train(
+    ranks: subprocess.Popen[str],
+    tmp_path: Path,
+    tiny_model: Path,
+    factories: ModuleType,
+    free_port: Callable[[], int],
+) -> Train:
     """Runs a learner of `world` processes over some steps; returns the reports of rank 0 and the final weights."""
     count = 0
 
@@ -48,7 +87,7 @@ def train(tmp_path: Path, tiny_model: Path, factories: ModuleType, free_port: Ca
         port = free_port()
         sections["learner"] = {"ranks": world} | sections.get("learner", {})
         config = factories.run_config(**sections).model_dump(mode="json")
-        programs = []
+        specs = []
         folder = tmp_path / f"run-{count}"
         folder.mkdir()
         for rank in range(world):
@@ -68,20 +107,12 @@ def train(tmp_path: Path, tiny_model: Path, factories: ModuleType, free_port: Ca
             }
             path = folder / f"spec-{rank}.json"
             path.write_text(json.dumps(spec))
-            programs.append(
-                subprocess.Popen(
-                    [sys.executable, str(Path(__file__).with_name("rank_program.py")), str(path)],
-                    stdout=(folder / f"log-{rank}").open("w"),
-                    stderr=subprocess.STDOUT,
-                    env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")},
-                )
-            )
-        try:
-            for rank, program in enumerate(programs):
-                assert program.wait(timeout=240) == 0, (folder / f"log-{rank}").read_text()[-3000:]
-        finally:
-            for program in programs:
-                program.kill()
+            specs.append(str(path))
+        assert ranks.stdin is not None
+        ranks.stdin.write(json.dumps(specs) + "\n")
+        ranks.stdin.flush()
+        for rank, status in enumerate(answer(ranks, 240)):
+            assert status == 0, (folder / f"spec-{rank}.log").read_text()[-3000:]
         reports = [json.loads((folder / f"reports-{rank}.json").read_text()) for rank in range(world)]
         digests = [[report["weights_digest"] for report in of_rank] for of_rank in reports]
         assert all(other == digests[0] for other in digests), "the ranks hold different weights"
@@ -144,3 +175,33 @@ def test_four_steps_equal_two_and_two_more_in_new_processes(train: Train, tmp_pa
         report["weights_digest"] for report in whole_reports[2:]
     ]
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((2, 1), (1, 1)), ((1, 2), (2, 2)), ((2, 2), (1, 1)), ((2, 3), (1, 3)), ((2, 0), (1, 0))],
+    ids=lambda shape: f"{shape[0]} ranks, ZeRO {shape[1]}",
+)
+def test_a_run_goes_on_in_another_shape_with_the_same_losses(
+    train: Train, tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    path = tmp_path / "checkpoints" / "000002"
+    (world, stage), (new_world, new_stage) = before, after
+    # eps far above the rounding of small gradients, which AdamW would otherwise make into whole steps
+    optim = {"minibatches": 2, "lr": 1e-2, "eps": 1e-3}
+    through, whole = train(
+        world=world, steps=[0, 1, 2, 3], save_after=1, save_to=path, optim=optim, learner={"zero_stage": stage}
+    )
+    reports, resumed = train(
+        world=new_world,
+        steps=[2, 3],
+        checkpoint=json.loads(Path(f"{path}.json").read_text()),
+        optim=optim,
+        learner={"zero_stage": new_stage, "allow_reshape": True},
+    )
+    for report, expected in zip(reports, through[2:], strict=True):
+        for name in ("train/policy_loss/mean", "train/mismatch_kl/mean", "train/grad_norm/mean"):
+            assert report["metrics"][name] == pytest.approx(expected["metrics"][name], rel=1e-4, abs=1e-6), name
+    assert difference(whole, resumed) < 1e-5
+    assert [item.name for item in path.parent.iterdir() if item.is_dir()] == ["000002"]
