@@ -60,7 +60,7 @@ test-python: ## run the tests that need no engine on another Python: make test-p
 	VIRTUAL_ENV=.venv-light .venv-light/bin/uv pip install --quiet ".[dev]"
 	.venv-light/bin/python -m pytest -q -m "not stack and not slow" $(ARGS)
 
-check: $(STAMP) ## formatting, lint, types, import direction
+check: $(STAMP) $(ENVS) ## formatting, lint, types, import direction
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
