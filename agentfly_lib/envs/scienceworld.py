@@ -74,7 +74,14 @@ class Simulator:
             die_on_exit=True,
             enable_auth=True,  # other users of the machine can reach the port
             return_proc=True,
-            javaopts=[f"-Xmx{heap_mib}m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError"],
+            javaopts=[
+                f"-Xmx{heap_mib}m",
+                "-XX:+UseSerialGC",
+                "-XX:+ExitOnOutOfMemoryError",
+                # It lists what is in a room by the hash codes of objects, which are random otherwise.
+                "-XX:+UnlockExperimentalVMOptions",
+                "-XX:hashCode=2",
+            ],
         )
         port, token, process = launched
         self.process: subprocess.Popen[bytes] = process

@@ -68,6 +68,13 @@ def test_the_simulators_own_solution_scores_100(world: ScienceWorld) -> None:
     assert results[last].info == {"score": 100, "steps": last + 1}
 
 
+def test_another_simulator_tells_of_the_same_house_in_the_same_words(world: ScienceWorld) -> None:
+    problems = [{"task": "boil", "variation": number} for number in (2, 5, 7)]
+    told = [world.reset(problem) for problem in problems]
+    with closing(ScienceWorld()) as other:
+        assert [other.reset(problem) for problem in reversed(problems)] == told[::-1]
+
+
 def test_a_random_policy_does_not(world: ScienceWorld) -> None:
     chosen, total = random.Random(0), 0.0
     world.reset(BOIL)
