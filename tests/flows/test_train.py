@@ -153,22 +153,21 @@ def test_another_reward_regenerates_nothing(ci_run, agentfly, tmp_path: Path) ->
     shutil.copytree(ci_run.directory, copy)
     step = RunDirectory(copy).step(1)
     rollouts = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in step.rollouts.iterdir()}
-    done = agentfly("score", copy, "--reward", "tests.flows.other_reward:short_answer")
-    assert done.status == 0, done.errors[-3000:]
-    trajectories = [each for group in load_scored_groups(step) for each in group.trajectories]
-    assert [each.reward for each in trajectories] == [float(each.num_sampled < 20) for each in trajectories]
-    assert f"step 1: mean {sum(each.reward for each in trajectories) / 64:.4f} of 64" in done.output
-    assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in step.rollouts.iterdir()} == rollouts
-    assert (step.path / "scores-math_equal").is_dir()
-
     file = tmp_path / "reward.toml"
     file.write_text(
         '[[parts]]\nname = "tests.flows.other_reward:short_answer"\n[[parts]]\nname = "format"\nweight = 2.0\n'
     )
     done = agentfly("score", copy, "--reward-config", file, "--set", "agent.reward.name=both")
     assert done.status == 0, done.errors[-3000:]
-    for each in (each for group in load_scored_groups(step) for each in group.trajectories):
+    trajectories = [each for group in load_scored_groups(step) for each in group.trajectories]
+    assert [each.reward_parts["short_answer"] for each in trajectories] == [
+        each.num_sampled < 20 for each in trajectories
+    ]
+    for each in trajectories:
         assert each.reward == each.reward_parts["short_answer"] + 2 * each.reward_parts["format"]
+    assert f"step 1: mean {sum(each.reward for each in trajectories) / 64:.4f} of 64" in done.output
+    assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in step.rollouts.iterdir()} == rollouts
+    assert (step.path / "scores-math_equal").is_dir()
 
 
 def test_a_replay_of_the_shards_gives_the_same_weights(ci_run, agentfly, tmp_path) -> None:
