@@ -361,7 +361,7 @@ def view(  # noqa: PLR0917 - options of a command line have names
     run: Run,
     other: Annotated[Path | None, typer.Option(help="Another run, to hold its rewards beside this one's.")] = None,
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, help="Port of the page; 0 takes a free one.")] = 8265,
+    port: Annotated[int, typer.Option(min=0, help="Port of the page; 0 takes a free one.")] = 8300,
     export: Annotated[
         Path | None, typer.Option(help="Write one group (--group) as a page of its own instead of serving.")
     ] = None,
