@@ -315,6 +315,9 @@ def as_tools(
     Raises `ConfigError` for anything that cannot be called, a name used twice, or settings that do not fit, and another
     `UserError` for a tool that cannot work on this machine.
     """
+    if isinstance(tools, Tool | str):
+        name = tools if isinstance(tools, str) else tools.name
+        raise ConfigError(f"tools is {name!r} alone, not a list; put brackets around it")
     found: dict[str, Tool] = {}
     for item in tools:
         tool = get_tool(item) if isinstance(item, str) else item

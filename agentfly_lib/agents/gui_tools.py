@@ -7,13 +7,14 @@ GUIAgent(model, tools=gui_tools(perform))
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentfly_lib.tools import Tool, ToolContext, ToolResult, tool
+from agentfly_lib.tools.bounded import call_in_thread
 
 __all__ = ["GuiAction", "Perform", "finished", "gui_tools"]
 
@@ -46,7 +47,8 @@ def gui_tools(perform: Perform) -> list[Tool]:
 
     async def do(name: Any, context: ToolContext, **arguments: Any) -> Any:
         action = GuiAction(name=name, arguments=arguments)
-        value = perform(action, context) if _is_async(perform) else await asyncio.to_thread(perform, action, context)
+        act = functools.partial(perform, action, context)
+        value = act() if _is_async(perform) else await call_in_thread(act)
         return await value if inspect.isawaitable(value) else value
 
     @tool

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from agentfly_lib.data.problems import content_id
@@ -17,11 +18,12 @@ _ROLES = ("system", "user", "assistant", "tool")
 def to_problems(value: Any) -> list[Problem]:
     """Reads a question, a conversation, a row with `messages` or `question` and free columns, or a list of these.
 
-    Raises `DataError` that names the input by its number.
+    Arrays, generators and `datasets.Dataset`s are lists too. Raises `DataError` that names the input by its number.
     """
+    value = _listed(value)
     if isinstance(value, str | Mapping | Problem) or _is_conversation(value):
         value = [value]
-    if not isinstance(value, Sequence) or not value:
+    if not isinstance(value, Sequence) or isinstance(value, bytes | bytearray) or not value:
         raise DataError(
             f"messages is {_named(value)}: give a conversation (a list of messages with role and content), a row with "
             "'messages' or 'question', or a list of these"
@@ -30,6 +32,7 @@ def to_problems(value: Any) -> list[Problem]:
 
 
 def _problem(item: Any, where: str) -> Problem:
+    item = _listed(item)
     if isinstance(item, Problem):
         return item
     if isinstance(item, str):
@@ -49,6 +52,10 @@ def _row(row: Mapping[str, Any], where: str) -> Problem:
         messages = ({"role": "user", "content": question},)
     else:
         raise DataError(f"{where} has neither 'messages' nor a 'question' (its keys: {', '.join(map(str, row))})")
+    try:
+        json.dumps(messages, ensure_ascii=False, default=repr).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where} holds half of a surrogate pair, which is no character and no token") from error
     identity = columns.pop("id", None)
     for name in sorted(columns.keys() & RESERVED_COLUMNS):
         raise DataError(f"{where}: the column {name!r} has a name that the rollout uses itself; rename it")
@@ -56,16 +63,33 @@ def _row(row: Mapping[str, Any], where: str) -> Problem:
 
 
 def _checked(messages: Any, where: str) -> tuple[Message, ...]:
+    messages = _listed(messages)
     if not _is_conversation(messages):
         raise DataError(f"{where}: messages is {_named(messages)}, expected a list of messages with role and content")
     for index, message in enumerate(messages):
         if message.get("role") not in _ROLES:
             raise DataError(f"{where}: message {index} has the role {message.get('role')!r}, expected one of {_ROLES}")
-        if not isinstance(message.get("content"), str | list):
+        if not isinstance(message.get("content"), str | list) and not _calls_only(message):
             raise DataError(f"{where}: message {index} has no text in 'content'")
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{where}: the last message is the assistant's, so there is nothing to answer")
     return tuple(dict(message) for message in messages)
+
+
+def _calls_only(message: Message) -> bool:
+    """An earlier reply that said nothing beside its calls."""
+    return message["role"] == "assistant" and message.get("content") is None and bool(message.get("tool_calls"))
+
+
+def _listed(value: Any) -> Any:
+    """What is as good as a list, as a list; anything else as it is."""
+    if isinstance(value, str | Mapping | Sequence):
+        return value
+    if hasattr(value, "tolist"):  # an array or a series
+        return value.tolist()
+    if isinstance(value, Iterator) or hasattr(value, "features"):  # the latter: a `datasets.Dataset`, row by row
+        return list(value)
+    return value
 
 
 def _is_conversation(value: Any) -> bool:
@@ -83,4 +107,5 @@ def _plain(columns: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _named(value: Any) -> str:
-    return f"an empty {type(value).__name__}" if value in ([], (), {}) else f"of type {type(value).__name__}"
+    empty = isinstance(value, Sized) and len(value) == 0
+    return f"an empty {type(value).__name__}" if empty else f"of type {type(value).__name__}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import ClassVar
 
 import pytest
@@ -54,6 +55,14 @@ async def test_every_action_reaches_who_performs_it(model_path):
     ]
     assert trajectory.stop is StopReason.FINISHED
     assert trajectory.messages[-1]["content"] == "in"
+
+
+async def test_a_performer_that_blocks_takes_no_place_in_a_pool(model_path):
+    threads: list[threading.Thread] = []
+    script = ["Action: key(keys='a')", "Action: finished()"]
+    agent = made(model_path, script, lambda action, context: threads.append(threading.current_thread()))
+    await agent.run([QUESTION])
+    assert [(thread.name, thread.daemon) for thread in threads] == [("agentfly-call", True)]
 
 
 async def test_an_asynchronous_performer(model_path):

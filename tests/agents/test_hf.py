@@ -8,6 +8,8 @@ import inspect
 import subprocess
 import sys
 
+import datasets
+import numpy as np
 import pytest
 
 from agentfly_lib.agents import HFAgent, RunResult
@@ -19,6 +21,11 @@ from agentfly_lib.types import FinishReason, Problem, StopReason
 
 MESSAGES = [{"role": "user", "content": "What is the result of 1 + 1?"}]
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 1"}}\n</tool_call>'
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "0", "type": "function", "function": {"name": "calculator", "arguments": {}}}],
+}
 SCRIPT = {"What is the result": CALL, "<tool_response>": "The answer is \\boxed{2}"}
 """Calls the calculator when asked, and answers when it sees the tool's result."""
 
@@ -198,6 +205,12 @@ class TestInputs:
             ([{"question": "What is the result?"}, {"messages": MESSAGES}], 2),
             (["What is the result?"] * 3, 3),
             (Problem(id="p", messages=tuple(MESSAGES)), 1),
+            (np.array(MESSAGES), 1),
+            (np.array(["What is the result?"] * 2), 2),
+            ([{"messages": np.array(MESSAGES)}], 1),
+            ((MESSAGES for _ in range(2)), 2),
+            (datasets.Dataset.from_list([{"question": "What is the result?", "hint": "psst"}] * 2), 2),
+            ([*MESSAGES, CALLED, {"role": "tool", "tool_call_id": "0", "content": "2"}], 1),
         ],
     )
     async def test_forms(self, model_path, value, count):
@@ -209,6 +222,11 @@ class TestInputs:
             ([], "an empty list"),
             (None, "of type NoneType"),
             (3, "of type int"),
+            (b"What?", "of type bytes"),
+            (np.array([]), "an empty list"),
+            ("half \ud83d", "input 0 holds half of a surrogate pair"),
+            ({"messages": [{"role": "user", "content": "half \udc00"}]}, "half of a surrogate pair"),
+            ([*MESSAGES, {"role": "assistant", "content": None}, *MESSAGES], "message 1 has no text in 'content'"),
             ([MESSAGES, 3], "input 1 is of type int"),
             ({"text": "?"}, "input 0 has neither 'messages' nor a 'question'"),
             ({"question": " "}, "neither"),
@@ -292,6 +310,8 @@ class TestConstruction:
         ("settings", "message"),
         [
             ({"tools": ["calculater"]}, "did you mean 'calculator'"),
+            ({"tools": "calculator"}, "tools is 'calculator' alone, not a list"),
+            ({"tools": calculator}, "tools is 'calculator' alone, not a list"),
             ({"tools": [len]}, "len is a builtin_function_or_method, not a tool; put @tool on it"),
             ({"tools": [calculator, calculator]}, "two tools are called 'calculator'"),
             ({"reward_fn": "math_equls"}, "did you mean 'math_equal'"),
