@@ -67,11 +67,13 @@ class ChatFormat:
         """
         from transformers import AutoTokenizer
 
-        if isinstance(path, Path) and not path.is_dir():
+        named = str(path)
+        is_place = isinstance(path, Path) or named.startswith(("/", "./", "../", "~"))
+        if is_place and not Path(named).is_dir():
             raise ModelError(f"there is no model directory {path}")
         try:
             # Said outright: left open, transformers would ask on the terminal whether to run the directory's own code.
-            tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(named, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(f"cannot load a tokenizer from {path}: {_first_line(error)}") from error
         return cls.from_tokenizer(tokenizer, template=template, thinking=thinking, where=str(path), model_path=path)

@@ -15,6 +15,8 @@ from typing import Any
 
 __all__ = ["JsonCall", "Refused", "json_end", "load_json", "read_arguments", "show"]
 
+MAX_DEPTH = 60
+"""Lists and objects inside each other. Python's own limit is near enough that validating or rendering would meet it."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACE = re.compile(r"\s*")
 _decoder = json.JSONDecoder(strict=True)
@@ -96,6 +98,8 @@ def load_json(raw: str, *, expected: str) -> Any:
         raise
     except ValueError as error:
         raise Refused("The tool call holds a number that is too long to be read.") from error
+    if not _is_shallow(value):
+        raise Refused("The tool call is nested too deeply to be read.")
     # Half of a surrogate pair is legal in JSON's \u notation and is no character: nothing could encode it again.
     if "\\u" in raw and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
         raise Refused("The tool call holds a \\u escape that is half of a pair and stands for no character.")
@@ -149,6 +153,20 @@ def _finite(text: str) -> float:
 
 def _no_constant(text: str) -> Any:
     raise Refused(f"The tool call holds {text}, which is not a JSON number.")
+
+
+def _is_shallow(value: Any) -> bool:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return True
+    return False
 
 
 def _kind(value: Any) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import re
 import shutil
 import tempfile
@@ -270,8 +269,10 @@ def _read(result: Any) -> ToolResult:
         if block.type == "text":
             texts.append(block.text)
         elif block.type == "image":
-            with contextlib.suppress(binascii.Error, ValueError):
+            try:
                 images.append(base64.b64decode(block.data, validate=True))
+            except (binascii.Error, ValueError):
+                texts.append("[image that cannot be read]")
         elif block.type == "resource" and isinstance(getattr(block.resource, "text", None), str):
             texts.append(block.resource.text)
         else:

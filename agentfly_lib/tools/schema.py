@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from typing import Any
 import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+from pydantic_core import PydanticSerializationError
 
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.tools.call import ToolContext
@@ -122,7 +124,18 @@ def read_signature(function: Callable[..., Any], *, tool: str) -> Arguments:
 
 
 class _Untitled(GenerateJsonSchema):
-    """Leaves out the titles that pydantic makes up: they cost prompt tokens and say nothing new."""
+    """Leaves out titles that pydantic makes up, which cost tokens and say nothing, and defaults that are no JSON."""
+
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+    def encode_default(self, dft: Any) -> Any:
+        """Raises `PydanticSerializationError`, whereupon the default is left out."""
+        default = super().encode_default(dft)
+        try:
+            json.dumps(default, allow_nan=False)
+        except ValueError as error:
+            raise PydanticSerializationError(str(error)) from error
+        return default
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False

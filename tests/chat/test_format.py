@@ -325,6 +325,11 @@ class TestLoading:
         with pytest.raises(ModelError, match="/nowhere"):
             ChatFormat.from_pretrained(Path("/nowhere"))
 
+    @pytest.mark.parametrize("path", ["/nowhere", "./nowhere"])
+    def test_a_text_that_is_a_path_is_not_looked_for_on_a_hub(self, path):
+        with pytest.raises(ModelError, match=f"there is no model directory {path}"):
+            ChatFormat.from_pretrained(path)
+
     def test_no_tokenizer(self, tmp_path):
         with pytest.raises(ModelError, match="cannot load a tokenizer"):
             ChatFormat.from_pretrained(tmp_path)

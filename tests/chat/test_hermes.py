@@ -109,6 +109,7 @@ class TestRefused:
             ('{"name": "f", "arguments": {"a": "\\ud800"}}', "half of a pair"),
             ('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}", "number that is too long"),
             ('{"name": "f", "arguments": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}}", "nested too deeply"),
+            ('{"name": "f", "arguments": {"a": ' + "[" * 60 + "]" * 60 + "}}", "nested too deeply"),
             ('{"name": "f", "arguments": {}} trailing', "not valid JSON"),
         ],
     )

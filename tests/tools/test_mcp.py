@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import textwrap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import mcp_types
 import psutil
 import pytest
 
 from agentfly_lib.errors import ConfigError, InfrastructureError
 from agentfly_lib.tools import Tool, ToolCall, ToolContext, ToolResult, calculator, execute_calls
 from agentfly_lib.tools.given_schema import GivenArguments
-from agentfly_lib.tools.mcp_client import HttpServer, StdioServer, mcp_tools
+from agentfly_lib.tools.mcp_client import HttpServer, StdioServer, _read, mcp_tools
 from agentfly_lib.tools.schema import ArgumentError
 from agentfly_lib.types import Problem
 
@@ -219,3 +221,47 @@ class TestGivenSchemas:
         schema = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema.json"}}}
         with pytest.raises(ArgumentError, match=r"refers to 'http://127.0.0.1:9/schema.json', which is nowhere"):
             GivenArguments(schema=schema, description="").validate({"a": 1})
+
+    def test_patterns(self):
+        given = GivenArguments(
+            schema={
+                "type": "object",
+                "properties": {"a": {"pattern": "^x+$"}, "b": {}},
+                "patternProperties": {"^n_": {"type": "integer"}},
+                "additionalProperties": False,
+            },
+            description="",
+        )
+        assert given.validate({"a": "xx", "b": "any", "n_1": 1}) == {"a": "xx", "b": "any", "n_1": 1}
+        for arguments, message in (
+            ({"a": "y"}, r"argument a: 'y' does not match '\^x\+\$'"),
+            ({"n_1": "1"}, "argument n_1: '1' is not of type 'integer'"),
+            ({"c": 1}, "there is no argument 'c'; known: a, b"),
+        ):
+            with pytest.raises(ArgumentError, match=message):
+                given.validate(arguments)
+
+    def test_additional_arguments_may_have_a_schema(self):
+        given = GivenArguments(schema={"additionalProperties": {"type": "integer"}}, description="")
+        assert given.validate({"a": 1}) == {"a": 1}
+        with pytest.raises(ArgumentError, match="argument a: 'x' is not of type 'integer'"):
+            given.validate({"a": "x"})
+
+    @pytest.mark.parametrize(
+        ("schema", "value", "message"),
+        [
+            ({"pattern": "^(a|aa)+$"}, "a" * 100 + "!", "takes too long"),
+            ({"multipleOf": 0.1}, 10**400, "too large"),
+            ({"$ref": "#/$defs/node"}, functools.reduce(lambda inner, _: {"n": inner}, range(500), {}), "too deeply"),
+        ],
+    )
+    def test_what_is_made_to_break_the_check_is_refused(self, schema, value, message):
+        node = {"type": "object", "properties": {"n": {"$ref": "#/$defs/node"}}}
+        given = GivenArguments(schema={"properties": {"x": schema}, "$defs": {"node": node}}, description="")
+        with pytest.raises(ArgumentError, match=message):
+            given.validate({"x": value})
+
+
+async def test_an_image_that_cannot_be_read_is_named():
+    content = [mcp_types.ImageContent(data="no base64!", mime_type="image/png")]
+    assert _read(mcp_types.CallToolResult(content=content)).observation == "[image that cannot be read]"

@@ -101,6 +101,14 @@ class TestSchema:
             },
         }
 
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("default", [float("inf"), float("nan"), object()])
+    def test_a_default_that_json_cannot_say_is_left_out(self, default):
+        def act(x: float = default) -> None: ...
+
+        assert tool(act).parameters["properties"] == {"x": {"type": "number"}}
+        assert tool(act).parameters["required"] == []
+
     def test_required_is_what_has_no_default(self):
         assert weather.parameters["required"] == ["city"]
 
