@@ -26,6 +26,7 @@ __all__ = [
     "CheckpointConfig",
     "EvaluationConfig",
     "LearnerConfig",
+    "LoraConfig",
     "RayConfig",
     "RolloutConfig",
     "RunConfig",
@@ -85,6 +86,16 @@ class RolloutConfig(Config):
     """Whether groups without a signal are replaced."""
 
 
+class LoraConfig(Config):
+    """Low-rank adapters: only they are trained. Without dropout, which would make log-probs random."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    """The product of the two matrices counts alpha / rank times."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Names of layers, such as `q_proj`; all linear ones but the output head if not said."""
+
+
 class LearnerConfig(Config):
     """DeepSpeed ranks, each in its own Ray actor."""
 
@@ -97,6 +108,8 @@ class LearnerConfig(Config):
     logit_chunk_tokens: PositiveInt = 4096
     """Loss tokens whose logits exist at the same time."""
     gradient_checkpointing: bool = False
+    lora: LoraConfig | None = None
+    """Train adapters instead of all weights; needs the package `peft`."""
     threads: PositiveInt = 1
     """CPU threads of a rank on a CPU."""
     allow_reshape: bool = False

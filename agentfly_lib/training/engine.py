@@ -73,8 +73,9 @@ class TrainingEngine:
 
         self.device = device
         self.zero_stage = learner.zero_stage
+        self._adapters_alone = learner.lora is not None
         self.optimizer = GuardedAdamW(
-            policy.parameters(),
+            [parameter for parameter in policy.parameters() if parameter.requires_grad],
             lr=optim.lr,
             betas=optim.betas,
             eps=optim.eps,
@@ -82,6 +83,8 @@ class TrainingEngine:
             fused=True,
         )
         self._policy = policy
+        if self._adapters_alone:  # DeepSpeed alone would leave in what is tied
+            policy.register_state_dict_post_hook(_without_frozen)
         # Any: which optimizer class stands there depends on stage and type, and the stubs know only some.
         self.deepspeed: Any = deepspeed.initialize(
             model=policy, optimizer=self.optimizer, config=_deepspeed_config(learner, optim, universal=universal)
@@ -128,19 +131,22 @@ class TrainingEngine:
         return applied, float("nan") if norm is None else float(norm)
 
     def save(self, directory: Path, tag: str) -> None:
-        """Collective: writes this rank's share of the training state."""
-        self.deepspeed.save_checkpoint(str(directory), tag=tag, save_latest=False)
+        """Collective: writes this rank's share of the training state; frozen weights are no part of it."""
+        self.deepspeed.save_checkpoint(
+            str(directory), tag=tag, save_latest=False, exclude_frozen_parameters=self._adapters_alone
+        )
 
     def load(self, directory: Path, tag: str) -> None:
         """Collective: the counterpart of `save`, for the same number of ranks and ZeRO stage unless it is universal."""
-        self.deepspeed.load_checkpoint(str(directory), tag=tag)
+        self.deepspeed.load_checkpoint(str(directory), tag=tag, load_module_strict=not self._adapters_alone)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """What `save` writes of this rank, each tensor once: weights, the optimizer's copies of them, its state."""
         groups = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
         states = (value for state in self.optimizer.state.values() for value in state.values())
+        trained = (parameter for parameter in self._policy.parameters() if parameter.requires_grad)
         seen: set[int] = set()
-        for value in itertools.chain(self._policy.parameters(), groups, states):
+        for value in itertools.chain(trained, groups, states):
             if isinstance(value, torch.Tensor) and id(value) not in seen:
                 seen.add(id(value))
                 yield value
@@ -213,6 +219,12 @@ def _deepspeed_config(learner: LearnerConfig, optim: OptimConfig, *, universal: 
         if learner.zero_stage == 1:  # the one stage that can keep float32 sums beside bfloat16 gradients
             config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config
+
+
+def _without_frozen(module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: dict[str, Any]) -> None:
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            state.pop(prefix + name, None)
 
 
 def _finite_everywhere(gradients: list[torch.Tensor], device: torch.device) -> bool:

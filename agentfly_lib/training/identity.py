@@ -18,7 +18,9 @@ __all__ = ["differences", "extensions_directory", "learner_fingerprint", "proces
 
 def training_identity(config: RunConfig, model: ModelRef) -> dict[str, Any]:
     """Everything besides weights, optimizer state and shards that decides what an update computes, as plain JSON."""
-    return {
+    adapters = config.learner.lora
+    trained = {} if adapters is None else {"learner": {"lora": adapters.model_dump(mode="json")}}
+    return trained | {
         "algorithm": config.algorithm.model_dump(mode="json"),
         "optim": config.optim.model_dump(mode="json"),
         "rollout": {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,12 +31,13 @@ from agentfly_lib.training.checkpoint import (
 from agentfly_lib.training.disk import free_bytes, require_space, writing
 from agentfly_lib.training.engine import TrainingEngine, join_process_group
 from agentfly_lib.training.identity import differences, training_identity
+from agentfly_lib.training.lora import add_adapters, without_adapters
 from agentfly_lib.training.metrics import finite_only, sample_metrics
 from agentfly_lib.training.packing import plan_step, to_batch
 from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
 from agentfly_lib.training.reshape import can_reshape, needs_universal, universal_checkpoint
 from agentfly_lib.training.samples import build_samples
-from agentfly_lib.training.update import Seconds, StepUpdate
+from agentfly_lib.training.update import Reference, Seconds, StepUpdate
 from agentfly_lib.training.weights import (
     CANARY_TOKENS,
     canary_token_ids,
@@ -88,6 +90,8 @@ class LearnerRank:
         self._vocab_size = int(policy_model.config.get_text_config().vocab_size)
         if config.learner.gradient_checkpointing:
             policy_model.gradient_checkpointing_enable({"use_reentrant": False})
+        if config.learner.lora is not None:
+            add_adapters(policy_model, config.learner.lora, seed=config.run.seed)
         policy = PolicyModule(
             policy_model,
             logit_chunk_tokens=config.learner.logit_chunk_tokens,
@@ -292,12 +296,21 @@ class LearnerRank:
             )
         return state
 
-    def _load_reference(self, dtype: torch.dtype) -> PolicyModule | None:
-        """The starting policy, whole on every rank, frozen; only if the KL penalty is on."""
+    def _load_reference(self, dtype: torch.dtype) -> Reference | None:
+        """The starting policy, frozen; only if the KL penalty is on.
+
+        With adapters it is the policy without them, else a second model, whole on every rank.
+        """
         if self.config.algorithm.kl.coefficient == 0:
             return None
+        if self.config.learner.lora is not None:
+            return self._measure_base
         model = load_policy(self.model.path, dtype).eval().requires_grad_(False)
         return PolicyModule(model, logit_chunk_tokens=self.config.learner.logit_chunk_tokens).to(self.device)
+
+    def _measure_base(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        with without_adapters(self.engine.policy.model):
+            return self.engine.measure(*arguments)
 
 
 def _device(name: str) -> torch.device:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -29,12 +29,15 @@ from agentfly_lib.training.engine import TrainingEngine
 from agentfly_lib.training.losses import KL_ESTIMATORS, PolicyLoss, Trajectories, policy_loss, zero_loss
 from agentfly_lib.training.metrics import LossMeter
 from agentfly_lib.training.packing import Minibatch, StepPlan, to_batch
-from agentfly_lib.training.policy import PolicyInputs, PolicyModule
+from agentfly_lib.training.policy import PolicyInputs
 from agentfly_lib.training.samples import Measured, SampleReport, StepSamples
 from agentfly_lib.training.schedule import learning_rate
 from agentfly_lib.types import TrainingSample
 
-__all__ = ["Seconds", "StepUpdate"]
+__all__ = ["Reference", "Seconds", "StepUpdate"]
+
+Reference = Callable[[PolicyInputs, float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""Inputs and temperature to log-probs of the starting policy, and what else a policy gives; collective."""
 
 
 class Seconds:
@@ -75,7 +78,7 @@ class StepUpdate:
     """Runs the plan of one step and collects what is worth reporting."""
 
     engine: TrainingEngine
-    reference: PolicyModule | None
+    reference: Reference | None
     config: RunConfig
     rank: int
     world: int

@@ -10,6 +10,7 @@ import hashlib
 import os
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from agentfly_lib.training.disk import free_bytes, require_space, writing
+from agentfly_lib.training.lora import adapter_of, is_adapter, merged, model_name
 
 __all__ = ["CANARY_TOKENS", "canary_token_ids", "gather_weights", "size_of", "weights_digest", "write_weights"]
 
@@ -42,23 +44,31 @@ def weights_digest(logprobs: Sequence[float]) -> str:
 def gather_weights(model: PreTrainedModel, *, zero_stage: int) -> dict[str, torch.Tensor]:
     """Every weight on the CPU, whole, on rank 0; empty on other ranks. Collective under ZeRO 3.
 
-    Tied weights appear once, under the name of the input embedding, as in a saved checkpoint.
+    Tied weights appear once, under the name of the input embedding, as in a saved checkpoint. Adapters are merged.
     """
     first = dist.get_rank() == 0
     weights: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
-        if zero_stage == 3:
-            import deepspeed
-
-            with deepspeed.zero.GatheredParameters([parameter]):
-                if first:
-                    weights[name] = parameter.detach().cpu().clone()
-        elif first:
-            weights[name] = parameter.detach().cpu().contiguous()
+        if is_adapter(name):
+            continue
+        adapter = adapter_of(model, name)
+        with _whole([parameter, *(adapter[:2] if adapter else ())], zero_stage):
+            if first:
+                value = merged(parameter, *adapter) if adapter else parameter.detach()
+                weights[model_name(name)] = value.cpu().clone() if zero_stage == 3 else value.cpu().contiguous()
     if first:
         persistent = model.state_dict().keys()
         weights |= {name: buffer.cpu().contiguous() for name, buffer in model.named_buffers() if name in persistent}
     return weights
+
+
+def _whole(parameters: list[torch.nn.Parameter], zero_stage: int) -> AbstractContextManager[object]:
+    """Within the block, rank 0 sees these parameters whole."""
+    if zero_stage != 3:
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(parameters)
 
 
 def size_of(tensors: Iterable[torch.Tensor]) -> int:
