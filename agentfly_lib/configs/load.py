@@ -124,10 +124,10 @@ def _laid_over(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     both = dict(base)
     for key, value in changes.items():
         below = both.get(key)
-        merges = (
-            isinstance(below, dict) and isinstance(value, Mapping) and value.get("type") in (None, below.get("type"))
-        )
-        both[key] = _laid_over(below, value) if merges else value  # another `type` has other keys
+        if isinstance(below, dict) and isinstance(value, Mapping) and value.get("type") in (None, below.get("type")):
+            both[key] = _laid_over(below, value)
+        else:  # another `type` has other keys
+            both[key] = value
     return both
 
 

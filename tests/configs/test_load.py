@@ -6,8 +6,17 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
-from agentfly_lib.configs import RunConfig, config_toml, differing_keys, load_config, parse_overrides
+from agentfly_lib.configs import (
+    PretrainedModelConfig,
+    RunConfig,
+    config_toml,
+    differing_keys,
+    load_config,
+    parse_overrides,
+)
+from agentfly_lib.configs.load import FlowConfig
 from agentfly_lib.errors import ConfigError
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -140,13 +149,47 @@ def test_an_override_through_a_value_is_refused(recipe: Path) -> None:
     assert "run.name is the value 'x', not a table" in refusal(recipe, "run.name.first=a")
 
 
-def test_the_deployed_demo_is_the_recipe() -> None:
+FLOW_CONFIG = TypeAdapter(FlowConfig)
+
+
+def test_deployments_name_recipes_that_are_there() -> None:
     import yaml
 
     registry = yaml.safe_load((RECIPES.parent / "prefect.yaml").read_text())
-    (demo,) = [entry for entry in registry["deployments"] if entry["name"] == "demo"]
-    deployed = RunConfig.model_validate(demo["parameters"]["config"])
-    assert [key.split(":")[0] for key in differing_keys(load_config(RECIPES / "demo.toml"), deployed)] == ["run.name"]
+    asked = {entry["name"]: entry.get("parameters", {}).get("config") for entry in registry["deployments"]}
+    deployed = {
+        name: FLOW_CONFIG.validate_python(values)
+        for name, values in asked.items()
+        if values is not None and not values["recipe"].startswith("runs/")
+    }
+    assert set(deployed) == {"demo", "gsm8k-8gpu", "collect-demo", "prepare-gsm8k"}
+    differences = differing_keys(load_config(RECIPES / "demo.toml"), deployed["demo"])
+    assert [key.split(":")[0] for key in differences] == ["run.name"]
+
+
+class TestFlowConfig:
+    def test_values_are_laid_over_a_recipe(self) -> None:
+        asked = {"recipe": "recipes/demo.toml", "run": {"name": "x"}, "optim": {"lr": 0.5}}
+        config = FLOW_CONFIG.validate_python(asked)
+        assert (config.run.name, config.optim.lr, config.optim.minibatches) == ("x", 0.5, 2)
+
+    def test_another_type_takes_the_place_of_the_old_one(self) -> None:
+        model = {"type": "pretrained", "name_or_path": "/models/x"}
+        config = FLOW_CONFIG.validate_python({"recipe": "recipes/demo.toml", "model": model})
+        assert config.model == PretrainedModelConfig(name_or_path="/models/x")
+
+    def test_a_whole_config_is_itself(self) -> None:
+        config = load_config(RECIPES / "demo.toml")
+        assert FLOW_CONFIG.validate_python(config) == config
+        assert FLOW_CONFIG.validate_python(config.model_dump()) == config
+
+    def test_a_missing_recipe_is_said(self) -> None:
+        with pytest.raises(ConfigError, match=r"cannot read the recipe recipes/dmo\.toml"):
+            FLOW_CONFIG.validate_python({"recipe": "recipes/dmo.toml"})
+
+    def test_a_wrong_value_is_named(self) -> None:
+        with pytest.raises(ValidationError, match="lrr"):
+            FLOW_CONFIG.validate_python({"recipe": "recipes/demo.toml", "optim": {"lrr": 1}})
 
 
 def test_a_bound_can_be_switched_off_and_survives_a_round_trip(recipe: Path) -> None:
