@@ -9,7 +9,8 @@ Control tokens are guarded in every message and in tool schemas: special ones, a
 `<｜User｜>`), which some vocabularies do not mark as special. In tool results, which come from outside, tags with a
 token of their own are too (`</tool_response>`, `<tool_call>`, ...), so that a result cannot end itself and call a tool.
 Where a content is a list of parts, which a template may join, the beginning of a spelling at a part's end is guarded
-as well.
+as well. Some tokenizers look for control tokens in normalized text, where `<|IM_START|>` or one in wide characters may
+have become one; there, the characters that would be changed into a part of it are guarded.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class LiteralGuard:
         markup = [token.content for token in added if token.special or _TAG.fullmatch(token.content)]
         self._special, self._special_parts = _pattern(special), _pattern(special, in_parts=True)
         self._markup, self._markup_parts = _pattern(markup), _pattern(markup, in_parts=True)
+        self._disguises = _Disguises.of(tokenizer, [token for token in added if token.content in {*special, *markup}])
         self._tokenizer = tokenizer
         self._encode: Callable[[str], list[int]] | None = None
 
@@ -70,16 +72,20 @@ class LiteralGuard:
         for message in messages:
             pattern = self._pattern_for(message)
             for text in _strings(message):
-                found.update(pattern.findall(text))
+                found.update(self._found(pattern, text))
         for text in _strings(tools or ()):
-            found.update(self._special.findall(text))
+            found.update(self._found(self._special, text))
         plain_tools = [dict(tool) for tool in tools] if tools else None
         if not found:
             return Escaped(messages=list(messages), tools=plain_tools, spelling={})
         placeholder = dict(zip(sorted(found), _unused_characters(len(found), [*messages, *(tools or ())]), strict=True))
 
         def replace(pattern: re.Pattern[str], value: Any) -> Any:
-            return _map_strings(value, lambda text: pattern.sub(lambda match: placeholder[match.group()], text))
+            return _map_strings(value, lambda text: guarded(pattern, text))
+
+        def guarded(pattern: re.Pattern[str], text: str) -> str:
+            disguised = {character: placeholder[character] for character in self._disguises.find(text)}
+            return pattern.sub(lambda match: placeholder[match.group()], text).translate(str.maketrans(disguised))
 
         return Escaped(
             messages=[replace(self._pattern_for(message), message) for message in messages],
@@ -93,11 +99,42 @@ class LiteralGuard:
             self._encode = _literal_encoder(self._tokenizer)
         return self._encode(text)
 
+    def _found(self, pattern: re.Pattern[str], text: str) -> set[str]:
+        return {*pattern.findall(text), *self._disguises.find(text)}
+
     def _pattern_for(self, message: Message) -> re.Pattern[str]:
         in_parts = isinstance(message.get("content"), list)
         if message.get("role") in ("tool", "function", "ipython"):
             return self._markup_parts if in_parts else self._markup
         return self._special_parts if in_parts else self._special
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Disguises:
+    """How a normalizer could make control tokens of other characters."""
+
+    normalize: Callable[[str], str]
+    tokens: frozenset[str]
+    """Those that are looked for in normalized text, normalized; none for most tokenizers."""
+
+    @classmethod
+    def of(cls, tokenizer: Any, control: Iterable[Any]) -> _Disguises:
+        normalizer = tokenizer.backend_tokenizer.normalizer
+        normalize = str if normalizer is None else normalizer.normalize_str
+        loose = [] if normalizer is None else [token.content for token in control if token.normalized]
+        return cls(normalize=normalize, tokens=frozenset(filter(None, map(normalize, loose))))
+
+    def find(self, text: str) -> set[str]:
+        """The characters of a text that normalizing changes into a part of a control token, or takes out of its way."""
+        if not self.tokens:
+            return set()
+        plain = self.normalize(text)
+        parts = {character for token in self.tokens if token in plain for character in token}
+        return {
+            character
+            for character in set(text) - parts
+            if parts and (not (normal := self.normalize(character)) or not parts.isdisjoint(normal))
+        }
 
 
 def _literal_encoder(tokenizer: Any) -> Callable[[str], list[int]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers
 
 from agentfly_lib.chat import ChatFormat
 from agentfly_lib.chat.templates import shipped_template
@@ -276,6 +277,32 @@ class TestControlTokensInContents:
                     ids = chat.prompt_ids([{"role": role, "content": content}])
                     assert not set(ids) & set(probe)
                     assert chat.decode(ids) == spelling
+
+    @pytest.mark.parametrize(
+        ("normalizer", "spelling"),
+        [
+            (normalizers.NFKC(), "＜|im_start|＞"),
+            (normalizers.NFKC(), "<｜im_start｜>"),
+            (normalizers.Lowercase(), "<|IM_Start|>"),
+            (normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]), "<|i\u0301m_start|>"),
+        ],
+    )
+    @pytest.mark.parametrize("role", ["user", "tool"])
+    def test_a_normalizer_makes_none_of_other_characters(self, shipped_format, normalizer, spelling, role):
+        tokenizer = copy.deepcopy(shipped_format("qwen2.5").tokenizer)
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        for token in state["added_tokens"]:
+            token["normalized"] = True  # looked for in the normalized text
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
+        tokenizer.backend_tokenizer.normalizer = normalizer
+        chat = ChatFormat.from_tokenizer(tokenizer, template="chatml")
+        control = chat.encode("<|im_start|>")[0]
+        assert chat.encode(f"X {spelling}").count(control) == 1  # as it is without care
+
+        def count(text: str) -> int:
+            return chat.prompt_ids([{"role": "user", "content": "?"}, {"role": role, "content": text}]).count(control)
+
+        assert count(f"X {spelling} and X {spelling}") == count("X")
 
 
 class TestDecode:
