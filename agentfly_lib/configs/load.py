@@ -63,7 +63,7 @@ FlowConfig = Annotated[RunConfig, BeforeValidator(expand_recipe)]
 
 
 def read_section(adapter: TypeAdapter[Section], values: Mapping[str, Any], *, section: str, where: str) -> Section:
-    """One section of a recipe (`agent.reward`) by itself; `where` says in errors what was read. Raises as `load_config` does."""
+    """One section of a recipe (`agent.reward`) by itself; `where` says what was read. Raises as `load_config` does."""
     try:
         return adapter.validate_python(dict(values))
     except ValidationError as error:
