@@ -42,6 +42,9 @@ class AgentRun:
     async def start(self, on_event: Callable[[ChainEvent], None] | None = None) -> RunResult:
         """Run the chains, then score them. Raises `EngineError`; cancelling it cancels what is in flight."""
         async with ResourceEngine() as resources:
+            for tool in self.agent.tools.values():
+                if tool.needs is not None:
+                    resources.warm_up(tool.needs)
             chains = await self._chains(resources, on_event)
         groups = [
             TrajectoryGroup(

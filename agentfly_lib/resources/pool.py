@@ -27,6 +27,7 @@ from agentfly_lib.errors import InfrastructureError, RolloutError, UserError
 from agentfly_lib.resources.outage import Outage
 from agentfly_lib.resources.owner import owned_by
 from agentfly_lib.resources.spec import PooledSpec, Resource
+from agentfly_lib.visible import visible
 
 __all__ = ["Loan", "Pool", "PoolCounts"]
 
@@ -90,6 +91,10 @@ class Pool:
         return len(self._idle) + len(self._used) + len(self._making) + len(self._closing)
 
     @property
+    def in_use(self) -> int:
+        return len(self._used)
+
+    @property
     def waiting(self) -> int:
         return len(self._waiters)
 
@@ -101,8 +106,8 @@ class Pool:
     def __str__(self) -> str:
         cap = "" if self._limits.cap is None else f" of {self._limits.cap}"
         return (
-            f"{self.name} ({len(self._used)}{cap} in use, {len(self._making)} being made, {len(self._closing)} being "
-            f"closed, {len(self._waiters)} waiting)"
+            f"{self.name} ({self.in_use}{cap} in use, {len(self._making)} being made, {len(self._closing)} being "
+            f"closed, {self.waiting} waiting)"
         )
 
     def warm_up(self) -> None:
@@ -261,7 +266,7 @@ class Pool:
         """Tells whoever must know that one could not be made."""
         told.__cause__ = cause
         if self._idle or self._used or not self._waiters:
-            logger.warning("%s: %s", self, told)  # those who wait may still get what others give back
+            logger.warning("%s: %s", self, visible(str(told)))  # those who wait may still get what others give back
             return
         # Nothing is left that could be given back: one failure is one borrower's, an outage everybody's.
         for _ in range(len(self._waiters) if self._outage.lasts else 1):
@@ -335,4 +340,4 @@ def _classified(error: Exception, what: str, where: str) -> Exception:
 
 
 def _said(error: Exception) -> str:
-    return str(error) or ("it took too long" if isinstance(error, TimeoutError) else type(error).__name__)
+    return visible(str(error)) or ("it took too long" if isinstance(error, TimeoutError) else type(error).__name__)

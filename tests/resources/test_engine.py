@@ -11,6 +11,7 @@ import pytest
 
 from agentfly_lib.errors import ConfigError, InfrastructureError, SandboxUnavailableError
 from agentfly_lib.resources import PooledSpec, PoolLimits, PoolScope, ResourceEngine, ResourceScope, ResourceSpec
+from agentfly_lib.resources.pool import Pool
 from tests.resources.fakes import Fake, FakeSpec, World
 from tests.resources.virtual_time import EverybodyWaits, run
 
@@ -173,6 +174,21 @@ class TestWaiting:
 
         run(story())
 
+    def test_who_gives_up_in_the_instant_of_his_turn_passes_it_on(self):
+        async def story():
+            pool = Pool(FakeSpec(World(), limits(cap=1)))
+            loan = await pool.borrow("a")
+            waiting = asyncio.ensure_future(pool.borrow("b"))
+            await asyncio.sleep(1)
+            pool.give_back(loan)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert (await pool.borrow("c")).resource is loan.resource
+            await pool.aclose()
+
+        run(story())
+
     def test_seconds_are_counted(self):
         async def story():
             world = World(lambda what, number: 2.0 if what == "create" else 0.0)
@@ -268,6 +284,7 @@ class TestTrouble:
                     if not any(isinstance(end, InfrastructureError) for end in ends):
                         break
             assert refused
+            assert asyncio.get_running_loop().time() < 200, "nobody has waited for his own limit"
             assert len([at for at in tries if at < 60]) < 15
 
         run(story())

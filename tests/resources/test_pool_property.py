@@ -106,6 +106,8 @@ def test_every_borrower_ends_and_the_cap_holds(limits: PoolLimits, borrowers: li
             ends = await asyncio.gather(
                 *(play(engine, spec, number, borrower, users) for number, borrower in enumerate(borrowers))
             )
+            for pool in engine._pools.values():
+                assert (pool.in_use, pool.waiting) == (0, 0), "a place or a turn was lost"
             if limits.cap is not None:
                 assert engine.metrics()["resources/alive/max"] <= limits.cap
             return ends
