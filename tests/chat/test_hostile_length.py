@@ -53,8 +53,8 @@ UNITS = [
 ]
 TIMES = 16_000
 EIGHTH = TIMES // 8
-NOTHING = 0.3
-"""Seconds below which no growth can be seen."""
+NOTHING = 1.0
+"""Seconds below which growth is not looked at: a busy machine makes more of them than there are."""
 
 
 def _parser(name: str) -> CallParser:
