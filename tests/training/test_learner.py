@@ -290,8 +290,8 @@ def test_a_checkpoint_loads_as_a_model(learner: Make, factories: ModuleType, tmp
 
 def test_a_damaged_or_foreign_checkpoint_is_refused(learner: Make, factories: ModuleType, tmp_path: Path) -> None:
     ref = learner().save_checkpoint(tmp_path / "000000")
-    with pytest.raises(LearnerError, match="ZeRO 0, float32"):
-        learner(checkpoint=ref, learner={"zero_stage": 2})
+    with pytest.raises(LearnerError, match=r"ZeRO 0, float32.*Go on with the former, or start a new run"):
+        learner(checkpoint=ref, learner={"zero_stage": 2, "allow_reshape": True})  # there is no way from 0 to 2
     with pytest.raises(
         LearnerError, match=r"another config: optim\.lr: 0\.01 -> 0\.5; optim\.minibatches: 1 -> 2\. Go on"
     ):
@@ -315,3 +315,45 @@ def test_bfloat16_trains(learner: Make, factories: ModuleType, tmp_path: Path) -
         assert report.metrics["train/grad_norm/mean"] > 0
         subject.export_weights(tmp_path / "weights.safetensors", 1)
         assert {tensor.dtype for tensor in load_file(tmp_path / "weights.safetensors").values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_going_on_in_another_zero_stage(
+    learner: Make, factories: ModuleType, tmp_path: Path, before: int, after: int, dtype: str
+) -> None:
+    optim = {"eps": 1e-3}
+    subject = learner(learner={"zero_stage": before, "dtype": dtype}, optim=optim)
+    for step in (0, 1):
+        subject.update_from(factories.step_groups(step), step)
+    ref = subject.save_checkpoint(tmp_path / "000002")
+    held = weights(subject)
+    canary = subject.canary_logprobs(subject.canary_token_ids)
+    subject.update_from(factories.step_groups(2), 2)
+    expected = weights(subject)
+    with pytest.raises(LearnerError, match=r"ZeRO \d, \w+\. Go on with the former, set learner\.allow_reshape=true"):
+        learner(checkpoint=ref, learner={"zero_stage": after, "dtype": dtype}, optim=optim)
+    resumed = learner(checkpoint=ref, learner={"zero_stage": after, "dtype": dtype, "allow_reshape": True}, optim=optim)
+    assert resumed.policy_version == 2
+    assert difference(held, weights(resumed)) == 0.0
+    assert resumed.canary_logprobs(resumed.canary_token_ids) == canary
+    resumed.update_from(factories.step_groups(2), 2)
+    assert difference(expected, weights(resumed)) < (1e-6 if dtype == "float32" else 4e-3)
+    assert [item.name for item in tmp_path.iterdir()] == ["000002"]
+
+
+def test_a_checkpoint_that_cannot_be_converted_says_so_and_leaves_nothing(
+    learner: Make, factories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = learner(learner={"zero_stage": 1}).save_checkpoint(tmp_path / "000000")
+
+    def broken(arguments: Any) -> None:
+        (Path(arguments.output_folder) / "half").write_text("")
+        raise KeyError("exp_avg")
+
+    from deepspeed.checkpoint import ds_to_universal
+
+    monkeypatch.setattr(ds_to_universal, "main", broken)
+    with pytest.raises(LearnerError, match=r"cannot convert.*KeyError: 'exp_avg'.*go on with the shape"):
+        learner(checkpoint=ref, learner={"zero_stage": 2, "allow_reshape": True})
+    assert [item.name for item in tmp_path.iterdir()] == ["000000"]

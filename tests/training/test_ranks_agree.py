@@ -28,6 +28,8 @@ Train = Callable[..., tuple[list[dict[str, Any]], Weights]]
 
 GRADIENT = {"lr": 1.0, "eps": 1.0, "minibatches": 2}
 """The first AdamW step is then a smooth function of the gradient, so equal weights mean equal gradients."""
+SMOOTH = {"lr": 1e-2, "eps": 1e-3, "minibatches": 2}
+"""For several steps: eps is far above the rounding of small gradients, which AdamW would make into whole steps."""
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +139,17 @@ def test_two_ranks_equal_one_in_every_zero_stage(train: Train) -> None:
                 assert reports[0]["metrics"][name] == pytest.approx(value, rel=2e-4, abs=1e-6), f"ZeRO {stage}: {name}"
 
 
+@pytest.mark.timeout(600)
+def test_every_zero_stage_has_the_same_weights_after_five_steps(train: Train) -> None:
+    one_reports, one = train(world=1, steps=[0, 1, 2, 3, 4], optim=SMOOTH)
+    for stage in (0, 1, 2, 3):
+        reports, weights = train(world=2, steps=[0, 1, 2, 3, 4], optim=SMOOTH, learner={"zero_stage": stage})
+        assert difference(one, weights) < 1e-5, f"ZeRO {stage}"
+        losses = [report["metrics"]["train/policy_loss/mean"] for report in reports]
+        expected = [report["metrics"]["train/policy_loss/mean"] for report in one_reports]
+        assert losses == pytest.approx(expected, rel=1e-4, abs=1e-6), f"ZeRO {stage}"
+
+
 @pytest.mark.timeout(300)
 def test_what_is_defined_on_the_whole_step_is_the_same_on_two_ranks(train: Train) -> None:
     """Whitening, values, a penalty in the reward, and ratios of trajectories that micro-batches tear apart."""
@@ -188,16 +201,14 @@ def test_a_run_goes_on_in_another_shape_with_the_same_losses(
 ) -> None:
     path = tmp_path / "checkpoints" / "000002"
     (world, stage), (new_world, new_stage) = before, after
-    # eps far above the rounding of small gradients, which AdamW would otherwise make into whole steps
-    optim = {"minibatches": 2, "lr": 1e-2, "eps": 1e-3}
     through, whole = train(
-        world=world, steps=[0, 1, 2, 3], save_after=1, save_to=path, optim=optim, learner={"zero_stage": stage}
+        world=world, steps=[0, 1, 2, 3], save_after=1, save_to=path, optim=SMOOTH, learner={"zero_stage": stage}
     )
     reports, resumed = train(
         world=new_world,
         steps=[2, 3],
         checkpoint=json.loads(Path(f"{path}.json").read_text()),
-        optim=optim,
+        optim=SMOOTH,
         learner={"zero_stage": new_stage, "allow_reshape": True},
     )
     for report, expected in zip(reports, through[2:], strict=True):

@@ -1,0 +1,37 @@
+"""What a run directory lets through when it is opened again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentfly_lib.configs import RunConfig, config_toml, load_config
+from agentfly_lib.errors import ConfigError
+from agentfly_lib.preflight import check_same_config
+
+RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "ci.toml"
+
+
+def recipe(root: Path, *overrides: str) -> RunConfig:
+    return load_config(RECIPE, [f"run.root={root}", *overrides])
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    config = recipe(tmp_path)
+    config.run.directory.mkdir(parents=True)
+    (config.run.directory / "config.toml").write_text(config_toml(config))
+    return tmp_path
+
+
+def test_another_shape_of_the_learner_needs_permission(root: Path) -> None:
+    check_same_config(recipe(root))
+    with pytest.raises(ConfigError, match=r"learner\.zero_stage: 0 -> 2"):
+        check_same_config(recipe(root, "learner.zero_stage=2"))
+    check_same_config(recipe(root, "learner.zero_stage=2", "learner.ranks=2", "learner.allow_reshape=true"))
+
+
+def test_permission_for_another_shape_is_for_nothing_else(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config:\n  - optim\.lr: \S+ -> 0\.5\nRun"):
+        check_same_config(recipe(root, "optim.lr=0.5", "learner.ranks=2", "learner.allow_reshape=true"))
