@@ -239,7 +239,7 @@ def _unpack_request(packed: PackedRequest) -> GenerationRequest:
         request_id=request_id,
         token_ids=token_ids,
         max_tokens=max_tokens,
-        sampling=SamplingConfig(**sampling),
+        sampling=SamplingConfig.model_construct(**sampling),  # checked where the request was made
         seed=seed,
         stop_token_ids=stop_token_ids,
         greedy=greedy,
