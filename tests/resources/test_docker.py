@@ -317,6 +317,7 @@ class TestLeftovers:
         assert inspect(container)["State"]["Running"]
 
 
+@pytest.mark.slow
 async def test_64_chains_share_8_containers_with_failures_at_random(spec: ContainerSpec):
     """No deadlock, no leak, never more than 8; those that ask first are served first."""
     chance = random.Random(4)

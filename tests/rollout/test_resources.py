@@ -102,6 +102,7 @@ async def test_what_cannot_be_made_ends_a_collection_without_hammering(world, tm
 
 
 @pytest.mark.container
+@pytest.mark.slow
 async def test_an_engine_killed_in_the_middle_costs_what_needed_it(world, tmp_path, monkeypatch):
     """Chains in a container fail as infrastructure, others go on; a later start of the engine serves and cleans up."""
     with own_engine(tmp_path, monkeypatch) as own:
