@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 
 from agentfly_lib.agents.agent import tools_of
@@ -31,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 
 def check_run(config: RunConfig) -> None:
-    """Raises `ConfigError` for an unknown agent class, tool or reward, `DataError` for a file that is not there,
-    `ModelError` for an unusable model directory. The flow checks what needs the data or the model itself, before an
-    engine starts.
+    """Raises `ConfigError` for an unknown agent class, tool or reward, or a missing package, `DataError` for a file
+    that is not there, `ModelError` for an unusable model directory. The flow checks what needs the data or the model
+    itself, before an engine starts.
     """
     agent_class(config.agent)
     tools_of(config.agent)
@@ -45,6 +46,8 @@ def check_run(config: RunConfig) -> None:
             "ABLATION: algorithm.ablation_train_on_all_tokens trains on prompts and tool results as if the policy had "
             "written them; a policy trained like this is for comparison only"
         )
+    if config.learner.lora is not None and find_spec("peft") is None:
+        raise ConfigError("learner.lora needs the package peft, which is not installed; pip install peft")
     if isinstance(config.data, EnvironmentDataConfig):
         environment_spec(config.data.name, config.data.settings, where="data.settings").check()
     if isinstance(config.data, FilesDataConfig | Gsm8kDataConfig):
@@ -78,16 +81,18 @@ def check_same_config(config: RunConfig) -> None:
     directory = RunDirectory(config.run.directory)
     if not directory.config_file.exists():
         return
-    free = {"learner.allow_reshape"}
-    if config.learner.allow_reshape:
-        free |= {"learner.ranks", "learner.zero_stage"}
-    found = differing_keys(load_config(directory.config_file), config)
-    differences = [line for line in found if line.partition(":")[0] not in free]
+    shape = {"learner.ranks", "learner.zero_stage"}
+    free = {"learner.allow_reshape"} | (shape if config.learner.allow_reshape else set())
+    found = {line.partition(":")[0]: line for line in differing_keys(load_config(directory.config_file), config)}
+    differences = [line for key, line in found.items() if key not in free]
     if differences:
+        convert = (
+            " To go on with another shape: --set learner.allow_reshape=true" if shape & (found.keys() - free) else ""
+        )
         listing = "\n".join(f"  - {line}" for line in differences)
         raise ConfigError(
             f"{directory.path} holds a run with another config:\n{listing}\n"
-            "Run with the config it was started with, or give this one another name: --set run.name=NAME"
+            "Run with the config it was started with, or give this one another name: --set run.name=NAME.{convert}"
         )
 
 
