@@ -86,13 +86,11 @@ def check_same_config(config: RunConfig) -> None:
     found = {line.partition(":")[0]: line for line in differing_keys(load_config(directory.config_file), config)}
     differences = [line for key, line in found.items() if key not in free]
     if differences:
-        convert = (
-            " To go on with another shape: --set learner.allow_reshape=true" if shape & (found.keys() - free) else ""
-        )
+        convert = "\nTo go on in another shape: --set learner.allow_reshape=true" if shape & found.keys() - free else ""
         listing = "\n".join(f"  - {line}" for line in differences)
         raise ConfigError(
             f"{directory.path} holds a run with another config:\n{listing}\n"
-            "Run with the config it was started with, or give this one another name: --set run.name=NAME.{convert}"
+            f"Run with the config it was started with, or give this one another name: --set run.name=NAME{convert}"
         )
 
 
