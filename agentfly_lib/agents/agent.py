@@ -224,7 +224,7 @@ class Agent(ABC):
         messages: one conversation, a question, a row with `messages` or `question` and columns for tools and rewards,
             or a list of these.
         max_turns, max_concurrent_chains: for this run, in place of the agent's own.
-        generation_config: `max_tokens` (of a turn), `temperature`, `top_p`, `top_k`, `min_p`, `seed`.
+        generation_config: `max_tokens` (of a turn), `seed`, and what `SamplingConfig` has.
 
         A chain that breaks is a trajectory with `failure` set. Raises `DataError` or `ConfigError` before anything is
         generated, and `EngineError` if the engine is gone.
