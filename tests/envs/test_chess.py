@@ -1,4 +1,4 @@
-"""Chess: who knows the mate gets 1, who guesses does not; Stockfish beats a random opponent, and a random player not."""
+"""Chess: who knows the mate gets 1, who guesses does not; Stockfish beats a random player, and random moves lose."""
 
 from __future__ import annotations
 
@@ -71,7 +71,17 @@ def test_problems_are_the_same_every_time_and_differ_between_splits() -> None:
 
 @pytest.mark.parametrize(
     "written",
-    ["", "fly", "move", "move e9", "move 0000", "move --", "move " + "e2e4" * 250_000, "move e2é4\x00", "move a1a8 now"],
+    [
+        "",
+        "fly",
+        "move",
+        "move e9",
+        "move 0000",
+        "move --",
+        "move " + "e2e4" * 250_000,
+        "move e2é4\x00",
+        "move a1a8 now",
+    ],
 )
 def test_what_is_no_move_is_told_and_changes_nothing(written: str) -> None:
     game = Chess()

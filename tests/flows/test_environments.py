@@ -59,6 +59,8 @@ PACKAGES = {
     "webshop": ("bm25s", "Stemmer", "rapidfuzz"),
 }
 PROGRAMS = {"miniwob": ("chromium",), "scienceworld": ("java",), "swe": ("bwrap",)}
+SMALLER = ["rollout.problems_per_step=2", "rollout.chains=2"]
+"""Some environments take seconds to begin an episode."""
 OVERRIDES = {"alfworld": [f'agent.environment.settings.folder="{DATA / "alfworld"}"']}
 TIMED = frozenset({"miniwob"})
 """Their rewards shrink with the seconds that an episode takes."""
@@ -159,7 +161,7 @@ def recipe(name: str) -> RunConfig:
             pytest.skip(f"{program} is not installed")
     if name == "alfworld" and not (DATA / "alfworld").is_dir():
         pytest.skip(f"there are no games in {DATA / 'alfworld'}")
-    config = load_config(REPOSITORY / "recipes" / f"{name}-smoke.toml", OVERRIDES.get(name, ()))
+    config = load_config(REPOSITORY / "recipes" / f"{name}-smoke.toml", [*SMALLER, *OVERRIDES.get(name, ())])
     check_run(config)
     return config
 
