@@ -48,17 +48,25 @@ $(ENVS): $(ENVS_LOCK) $(PACKAGES)
 demo: $(STAMP) ## watch a small model learn to use a calculator (minutes, no GPU)
 	$(BIN)/agentfly train recipes/demo.toml $(ARGS)
 
-test: $(STAMP) ## run all tests
+# The many small tests side by side; then, one after another, those that start engines, learners and containers.
+SMALL := not stack and not slow and not container
+
+test: $(STAMP) ## run all tests, or some: make test ARGS=tests/store
+ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
+else
+	$(BIN)/python -m pytest -m "$(SMALL)" -n auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -m "not ($(SMALL))"
+endif
 
 test-fast: $(STAMP) ## run the tests that take milliseconds
-	$(BIN)/python -m pytest -m "not stack and not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "$(SMALL)" -n auto --maxprocesses 8 --dist loadfile $(ARGS)
 
 test-python: ## run the tests that need no engine on another Python: make test-python PYTHON=python3.12
 	$(PYTHON) -m venv --clear .venv-light
 	.venv-light/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
 	VIRTUAL_ENV=.venv-light .venv-light/bin/uv pip install --quiet ".[dev]"
-	.venv-light/bin/python -m pytest -q -m "not stack and not slow" $(ARGS)
+	.venv-light/bin/python -m pytest -q -m "$(SMALL)" $(ARGS)
 
 check: $(STAMP) $(ENVS) ## formatting, lint, types, import direction
 	$(BIN)/ruff format --check .
