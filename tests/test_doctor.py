@@ -41,7 +41,7 @@ def test_a_healthy_recipe_passes(tmp_path):
         (["agent.reward.name=nowhere:x"], "recipe", "nowhere"),
         (["agent.tools=['calculater']"], "recipe", "did you mean 'calculator'"),
         (["rollout.max_prompt_tokens=20"], "prompts", "raise rollout.max_prompt_tokens"),
-        (["inference.kv_cache_mib=1", "rollout.context_length=2000"], "plan", "raise inference.gpu_memory_fraction, or inference.kv_cache_mib"),
+        (["inference.kv_cache_mib=1", "rollout.context_length=2000"], "plan", "or inference.kv_cache_mib on a CPU"),
         (["model.type=pretrained", "model.name_or_path=/nowhere/model"], "model", "no model directory"),
         (["inference.device=cuda"], "plan", "no GPU is visible"),
     ],
