@@ -2,7 +2,7 @@
 
 from agentfly_lib.rewards.code_tests import code_tests
 from agentfly_lib.rewards.composite import CompositeReward, Part
-from agentfly_lib.rewards.environment import environment
+from agentfly_lib.rewards.environment import environment, environment_return
 from agentfly_lib.rewards.exact_match import exact_match
 from agentfly_lib.rewards.factory import RewardFactory, reward_factory
 from agentfly_lib.rewards.format import format_followed
@@ -27,6 +27,7 @@ __all__ = [
     "build_reward",
     "code_tests",
     "environment",
+    "environment_return",
     "exact_match",
     "format_followed",
     "get_reward",

@@ -17,6 +17,7 @@ __all__ = ["SHIPPED_REWARDS", "build_reward", "get_reward"]
 SHIPPED_REWARDS = {
     "code_tests": "agentfly_lib.rewards.code_tests:code_tests",
     "environment": "agentfly_lib.rewards.environment:environment",
+    "environment_return": "agentfly_lib.rewards.environment:environment_return",
     "exact_match": "agentfly_lib.rewards.exact_match:exact_match",
     "format": "agentfly_lib.rewards.format:format_followed",
     "group_judge": "agentfly_lib.rewards.group_judge:group_judge",

@@ -137,6 +137,15 @@ async def test_tool_use(make_group, calls, errors, wanted, value):
     assert await values(tool_use(wanted=wanted), group) == [value]
 
 
+async def test_a_recipe_may_say_what_a_chain_that_never_acted_is_worth(make_group):
+    config = RewardConfig(name="environment_return", settings={"idle": -0.5})
+    assert await values(build_reward(config), make_group("x", env_reward=0.25)) == [0.25]
+    assert await values(build_reward(config), make_group("x")) == [-0.5]
+    assert await values(build_reward(RewardConfig(name="environment_return")), make_group("x")) == [0.0]
+    with pytest.raises(ConfigError, match="did you mean 'idle'"):
+        build_reward(RewardConfig(name="environment_return", settings={"idel": 1}))
+
+
 async def test_a_chain_that_never_acted_has_no_reward_of_an_environment(make_group):
     assert await values(environment, make_group("x", env_reward=0.25)) == [0.25]
     assert await values(environment, make_group("x", env_reward=0.0)) == [0.0]
