@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from prefect import task
 from agentfly_lib.configs import SignalSamplingConfig
 from agentfly_lib.inference.actor import RayGenerate
 from agentfly_lib.refs import DatasetRef, EngineRef, ShardsRef
-from agentfly_lib.resources import ResourceEngine
+from agentfly_lib.resources import counted_since
 from agentfly_lib.rollout import Collected, CollectProgress, RolloutSeeds, collect_with_signal
 from agentfly_lib.rollout import collect as collect_groups
 from agentfly_lib.store.layout import StepDirectory
@@ -54,23 +55,23 @@ async def _collect(session: Session, step: int, dataset: DatasetRef, engines: En
                     completed=now.chains_done, total=now.chains, note=f"{now.failures} failed" * bool(now.failures)
                 )
 
-            async with ResourceEngine(run=config.run.name) as resources:
+            async def once(asked: Sequence[tuple[str, Problem]], seconds: float, *, finish: bool) -> Collected:
+                return await collect_groups(
+                    session.agent,
+                    RayGenerate(engines),
+                    asked,
+                    store,
+                    config=config.rollout.model_copy(update={"stage_timeout_seconds": seconds}),
+                    seeds=RolloutSeeds(run_seed=config.run.seed, step=step),
+                    finish=finish,
+                    resources=session.resources,
+                    on_progress=progress,
+                )
 
-                async def once(asked: Sequence[tuple[str, Problem]], seconds: float, *, finish: bool) -> Collected:
-                    return await collect_groups(
-                        session.agent,
-                        RayGenerate(engines),
-                        asked,
-                        store,
-                        config=config.rollout.model_copy(update={"stage_timeout_seconds": seconds}),
-                        seeds=RolloutSeeds(run_seed=config.run.seed, step=step),
-                        finish=finish,
-                        resources=resources,
-                        on_progress=progress,
-                    )
-
-                collected = await _all_rounds(session, directory, store, problems, once)
-        session.times.collected(step, collected)
+            before = session.resources.metrics()
+            collected = await _all_rounds(session, directory, store, problems, once)
+            counted = counted_since(before, session.resources.metrics())
+        session.times.collected(step, replace(collected, resources=counted))
     manifest = store.manifest
     return ShardsRef(
         path=directory.path,

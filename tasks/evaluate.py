@@ -12,7 +12,6 @@ from agentfly_lib.evaluation.evaluate import evaluate_groups
 from agentfly_lib.evaluation.report import EvaluationMode, EvaluationReport, read_report, write_report
 from agentfly_lib.inference.actor import RayGenerate
 from agentfly_lib.refs import DatasetRef, EngineRef, EvaluationRef
-from agentfly_lib.resources import ResourceEngine
 from agentfly_lib.rollout import RolloutSeeds
 from agentfly_lib.rollout import collect as collect_groups
 from agentfly_lib.store.atomic import write_json
@@ -69,18 +68,17 @@ async def evaluate_mode(
     with session.display.stage(f"evaluate-{version:06d} {mode}", total=len(problems) * samples) as bar:
         if not store.complete:
             engines = await living_engines(session, engines)
-            async with ResourceEngine(run=config.run.name) as resources:
-                await collect_groups(
-                    session.agent,
-                    RayGenerate(engines),
-                    problems,
-                    store,
-                    config=_rollout_config(session, samples),
-                    seeds=RolloutSeeds(run_seed=config.run.seed, step=_EVALUATION_STEP),
-                    greedy=mode == "greedy",
-                    resources=resources,
-                    on_progress=lambda now: bar.update(completed=now.chains_done, total=now.chains),
-                )
+            await collect_groups(
+                session.agent,
+                RayGenerate(engines),
+                problems,
+                store,
+                config=_rollout_config(session, samples),
+                seeds=RolloutSeeds(run_seed=config.run.seed, step=_EVALUATION_STEP),
+                greedy=mode == "greedy",
+                resources=session.resources,
+                on_progress=lambda now: bar.update(completed=now.chains_done, total=now.chains),
+            )
         scored = await score_directory(session, directory, bar)
     report = evaluate_groups(
         scored.groups,

@@ -31,6 +31,7 @@ from agentfly_lib.errors import ConfigError
 from agentfly_lib.evaluation.report import EvaluationMode
 from agentfly_lib.preflight import check_same_config
 from agentfly_lib.refs import DatasetRef, ModelRef
+from agentfly_lib.resources import ResourceEngine
 from agentfly_lib.store.atomic import write_bytes
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.lock import RunLock
@@ -71,6 +72,7 @@ class Session:
     ends_actors: bool = False
     """The run's actors are ended with the session."""
     clustered: bool = False
+    _resources: ResourceEngine | None = None
     _problems: dict[tuple[Path, str], Sequence[Problem]] = field(default_factory=dict)
 
     @property
@@ -123,6 +125,15 @@ class Session:
             raise ConfigError(f"{path} is not a private folder of this user; remove it, weights are exchanged there")
         self.closing.callback(shutil.rmtree, path, ignore_errors=True)
         return path
+
+    @property
+    def resources(self) -> ResourceEngine:
+        """What trajectories borrow from: made at the first use and closed with the session, so that what took long to
+        start serves one step after another."""
+        if self._resources is None:
+            self._resources = ResourceEngine(run=self.config.run.name)
+            self.closing.push_async_callback(self._resources.aclose)
+        return self._resources
 
     async def start_cluster(self) -> None:
         """Starts or joins Ray for the rest of the session; does nothing the second time."""

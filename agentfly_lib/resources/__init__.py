@@ -1,7 +1,7 @@
 """What a trajectory borrows: a sandbox, or whatever else has a spec; opened at first use, closed at its end."""
 
 from agentfly_lib.resources.conversation import Completed
-from agentfly_lib.resources.engine import ResourceEngine
+from agentfly_lib.resources.engine import ResourceEngine, counted_since
 from agentfly_lib.resources.process import Process, ProcessSpec, open_process
 from agentfly_lib.resources.sandbox import Sandbox
 from agentfly_lib.resources.scope import ResourceScope
@@ -20,5 +20,6 @@ __all__ = [
     "ResourceScope",
     "ResourceSpec",
     "Sandbox",
+    "counted_since",
     "open_process",
 ]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
@@ -26,7 +26,7 @@ from agentfly_lib.resources.owner import owned_by
 from agentfly_lib.resources.pool import Loan, Pool, PoolCounts
 from agentfly_lib.resources.spec import AnySpec, PooledSpec, PoolScope
 
-__all__ = ["WAIT_SECONDS", "ResourceEngine"]
+__all__ = ["WAIT_SECONDS", "ResourceEngine", "counted_since"]
 
 logger = logging.getLogger(__name__)
 
@@ -245,6 +245,11 @@ class _Holding:
 
 def _is_shared(spec: AnySpec) -> bool:
     return isinstance(spec, PooledSpec) and spec.pool.scope is PoolScope.SHARED
+
+
+def counted_since(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """What `ResourceEngine.metrics` counted between two calls; a maximum is that of the engine's whole life."""
+    return {name: value if name.endswith("/max") else value - before.get(name, 0.0) for name, value in now.items()}
 
 
 async def _undisturbed(work: Awaitable[None]) -> None:

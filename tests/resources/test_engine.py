@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from agentfly_lib.errors import ConfigError, InfrastructureError, SandboxUnavailableError
-from agentfly_lib.resources import PooledSpec, PoolLimits, PoolScope, ResourceEngine, ResourceScope, ResourceSpec
+from agentfly_lib.resources import (
+    PooledSpec,
+    PoolLimits,
+    PoolScope,
+    ResourceEngine,
+    ResourceScope,
+    ResourceSpec,
+    counted_since,
+)
 from agentfly_lib.resources.pool import Pool
 from tests.resources.fakes import Fake, FakeSpec, World
 from tests.resources.virtual_time import EverybodyWaits, run
@@ -437,3 +445,13 @@ def test_virtual_time_tells_a_deadlock():
 
     with pytest.raises(EverybodyWaits):
         run(story())
+
+
+def test_what_was_counted_between_two_looks():
+    before = {"resources/made/count": 2.0, "resources/alive/max": 2.0}
+    now = {"resources/made/count": 5.0, "resources/alive/max": 3.0, "resources/lent/count": 4.0}
+    assert counted_since(before, now) == {
+        "resources/made/count": 3.0,
+        "resources/alive/max": 3.0,
+        "resources/lent/count": 4.0,
+    }
