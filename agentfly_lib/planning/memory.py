@@ -3,8 +3,8 @@
 Of a rank (ZeRO: arXiv 1910.02054; activations: counted as autograd keeps them for a decoder with a gated MLP):
 
     weights       P x bytes            / ranks at stage 3
-    gradients     P x bytes            / ranks from stage 2
-    optimizer     P x (8, and 4 more for the float32 copy that DeepSpeed keeps)  / ranks from stage 1
+    gradients     T x bytes            / ranks from stage 2; T is P, or what adapters have where those are trained
+    optimizer     T x (8, and 4 more for the float32 copy that DeepSpeed keeps)  / ranks from stage 1
     activations   tokens x layers x (7 hidden + 3 key_value + 5 intermediate), or, with checkpointing, tokens x layers x
                   hidden and those of one layer; and tokens x 2 hidden around the last norm
     logits        loss tokens of one chunk x vocabulary x 4 bytes, three times (logits, log-softmax, gradient)
@@ -67,11 +67,14 @@ def rank_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> RankMe
         activations += tokens * shape.layers * shape.hidden * width + layer
     else:
         activations += shape.layers * layer
+    trained, lora = shape.parameters, learner.lora
+    if lora is not None:
+        trained = shape.adapter_parameters(lora.rank, lora.target_modules)
     copies = 12 if learner.dtype != "float32" or stage else 8
     return RankMemory(
-        weights=shape.parameters * width // (ranks if stage == 3 else 1),
-        gradients=shape.parameters * width // (ranks if stage >= 2 else 1),
-        optimizer=shape.parameters * copies // (ranks if stage else 1),
+        weights=(shape.parameters + (trained if lora else 0)) * width // (ranks if stage == 3 else 1),
+        gradients=trained * width // (ranks if stage >= 2 else 1),
+        optimizer=trained * copies // (ranks if stage else 1),
         activations=activations,
         logits=3 * 4 * min(learner.logit_chunk_tokens, tokens) * shape.vocabulary,
         context=_CONTEXT_BYTES if on_gpu else 0,

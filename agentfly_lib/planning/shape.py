@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentfly_lib.configs.model import ModelConfig, PretrainedModelConfig, TinyModelConfig
 from agentfly_lib.errors import ModelError
@@ -23,6 +25,13 @@ class ModelShape:
     key_value: int
     """Width of all keys of one token and layer, and of all values."""
     vocabulary: int
+    linear_widths: Mapping[str, int] = field(default_factory=dict)
+    """Inputs plus outputs of the linear layers by name, summed over layers of that name; without the output head."""
+
+    def adapter_parameters(self, rank: int, layers: Literal["all-linear"] | Sequence[str]) -> int:
+        """Parameters of low-rank adapters at these layers (arXiv 2106.09685): rank x (inputs + outputs) each."""
+        names = self.linear_widths if layers == "all-linear" else layers
+        return rank * sum(self.linear_widths.get(name, 0) for name in names)
 
     @classmethod
     def of(cls, config: ModelConfig) -> ModelShape:
@@ -50,7 +59,19 @@ class ModelShape:
             key_value=(getattr(text, "num_key_value_heads", None) or heads)
             * (getattr(text, "head_dim", None) or text.hidden_size // heads),
             vocabulary=text.vocab_size,
+            linear_widths=_linear_widths(model),
         )
+
+
+def _linear_widths(model: Any) -> dict[str, int]:
+    import torch
+
+    widths: Counter[str] = Counter()
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and module is not head:
+            widths[name.rpartition(".")[2]] += module.in_features + module.out_features
+    return dict(widths)
 
 
 def _read(config: PretrainedModelConfig) -> Any:

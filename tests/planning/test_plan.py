@@ -58,6 +58,18 @@ def test_memory_by_hand(recipe, qwen_3b):
     assert engine.cache_tokens == engine.cache * 4 // (2 * 36 * 256 * 2)
 
 
+def test_adapters_alone_have_gradients(recipe, qwen_3b):
+    shape = ModelShape.of(PretrainedModelConfig(name_or_path=str(qwen_3b)))
+    # a layer: q and o 2048 -> 2048, k and v 2048 -> 256, gate and up 2048 -> 11008, down 11008 -> 2048
+    one = 2 * (2048 + 2048) + 2 * (2048 + 256) + 3 * (2048 + 11008)
+    assert shape.adapter_parameters(8, "all-linear") == 8 * 36 * one
+    assert shape.adapter_parameters(8, ("q_proj",)) == 8 * 36 * 4096
+    rank = rank_memory(recipe("gsm8k-8gpu", "learner.lora.rank=8"), shape, on_gpu=True)
+    assert rank.gradients == 8 * 36 * one * 2 // 4
+    assert rank.optimizer == 8 * 36 * one * 12 // 4
+    assert rank.weights == (shape.parameters + 8 * 36 * one) * 2
+
+
 @pytest.mark.parametrize(
     ("changes", "machine", "said"),
     [
