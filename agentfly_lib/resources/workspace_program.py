@@ -32,7 +32,10 @@ def list_files(path: str, depth: int) -> dict[str, Any]:
     folder = Path(path)
     if not folder.is_dir():
         raise Refused(f"{path} is no folder")
-    entries = list(itertools.islice(walk(folder, depth), MAX_ENTRIES + 1))
+    try:
+        entries = list(itertools.islice(walk(folder, depth), MAX_ENTRIES + 1))
+    except PermissionError as error:
+        raise Refused(f"{path} cannot be read") from error
     lines = [f"{entry.relative_to(folder)}{suffix(entry)}" for entry in entries[:MAX_ENTRIES]]
     if len(entries) > MAX_ENTRIES:
         lines.append(f"[only the first {MAX_ENTRIES} are shown]")
@@ -42,7 +45,7 @@ def list_files(path: str, depth: int) -> dict[str, Any]:
 def walk(folder: Path, depth: int) -> Any:
     for entry in sorted(folder.iterdir()):
         yield entry
-        if depth > 1 and entry.is_dir() and not entry.is_symlink():
+        if depth > 1 and entry.is_dir() and not entry.is_symlink() and os.access(entry, os.R_OK | os.X_OK):
             yield from walk(entry, depth - 1)
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from agentfly_lib.types import Message, Problem, Segment, StopReason, Trajectory, Turn
 from agentfly_lib.visible import visible
 
-__all__ = ["TokenText", "render_trajectory"]
+__all__ = ["TokenText", "content_text", "render_trajectory", "speaker"]
 
 _OPEN, _CLOSE = "⟦", "⟧"
 _PROMPT_LINES = 24
@@ -120,9 +120,9 @@ def _segment(segment: Segment, chat: TokenText, sampled_before: int) -> Iterator
             yield _label(f"policy, turn {number}", _sampled_facts(segment, turn), "bold")
             yield _body(_trained(segment, turn, chat))
         else:
-            yield _label(_speaker(turn.message), _observed_facts(turn))
+            yield _label(speaker(turn.message), _observed_facts(turn))
             text = "".join(piece for piece, _ in _pieces(segment, turn.start, turn.end, chat))
-            yield _body(Text(visible(text or _content(turn.message)), "dim"))
+            yield _body(Text(visible(text or content_text(turn.message)), "dim"))
 
 
 def _trained(segment: Segment, turn: Turn, chat: TokenText) -> Text:
@@ -161,17 +161,23 @@ def _observed_facts(turn: Turn) -> str:
 
 def _messages(messages: Iterable[Message]) -> Iterator[RenderableType]:
     for message in messages:
-        yield _label(_speaker(message), "")
-        yield _body(Text(visible(_content(message))))
+        yield _label(speaker(message), "")
+        yield _body(Text(visible(content_text(message))))
 
 
-def _speaker(message: Message) -> str:
+def speaker(message: Message) -> str:
+    """Whose message it is: the role, and the tool's name."""
     name = message.get("name")
     return visible(f"{message.get('role', '?')} {name}" if name else str(message.get("role", "?")))
 
 
-def _content(message: Message) -> str:
+def content_text(message: Message) -> str:
+    """What a message says, as text."""
     content = message.get("content")
+    if isinstance(content, list):  # parts: texts, and pictures, of which only the mark is shown
+        return "\n".join(
+            part.get("text") or f"[{part.get('type', 'part')}]" for part in content if isinstance(part, dict)
+        )
     return content if isinstance(content, str) else "" if content is None else str(content)
 
 

@@ -92,6 +92,9 @@ async def test_lists(workspace):
     await workspace("run_shell", command="mkdir -p d/e/f; echo hi > d/x; ln -s /etc link")
     assert (await workspace("list_files")).observation == "d/\nd/e/\nd/x  3 bytes\nlink -> /etc"
     assert (await workspace("list_files", depth=1)).observation == "d/\nlink -> /etc"
+    await workspace("run_shell", command="chmod 0 d/e && mkdir f && touch f/y")
+    assert (await workspace("list_files")).observation == "d/\nd/e/\nd/x  3 bytes\nf/\nf/y  0 bytes\nlink -> /etc"
+    assert (await workspace("list_files", path="d/e")).error is not None
     await workspace("run_shell", command="cd d; for i in $(seq 600); do echo > $i; done")
     assert (await workspace("list_files", path="d")).observation.endswith("[only the first 500 are shown]")
 

@@ -18,7 +18,7 @@ from agentfly_lib.types import (
     Trajectory,
     Turn,
 )
-from agentfly_lib.viewer.text import render_trajectory
+from agentfly_lib.viewer.text import content_text, render_trajectory
 
 
 class Bytes:
@@ -169,3 +169,11 @@ def test_a_long_prompt_is_cut_in_the_middle_and_says_so():
     lines = [line.strip() for line in text.splitlines()]
     assert lines.index("line 11") + 1 == lines.index("[... 76 lines ...]") == lines.index("line 88") - 1
     assert "line 50" not in lines
+
+
+def test_pictures_are_marked_and_not_printed():
+    parts = [
+        {"type": "text", "text": "Look:"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    ]
+    assert content_text({"role": "tool", "content": parts}) == "Look:\n[image_url]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentfly_lib.types import Message, Segment, Trajectory, TrajectoryGroup, Turn
-from agentfly_lib.viewer.text import TokenText
+from agentfly_lib.types import Segment, Trajectory, TrajectoryGroup, Turn
+from agentfly_lib.viewer.text import TokenText, content_text, speaker
 from agentfly_lib.visible import visible
 
 __all__ = ["COLOURS", "TokenSpan", "TrajectoryView", "TurnView", "view_of"]
@@ -81,7 +80,7 @@ def view_of(
         for turn in segment.turns:
             views.append(
                 TurnView(
-                    speaker=_speaker(turn.message),
+                    speaker=speaker(turn.message),
                     sampled=turn.sampled,
                     spans=_spans(segment, turn, chat, colour, values),
                     facts=_turn_facts(turn, segment),
@@ -138,7 +137,7 @@ def _prompt(segment: Segment, chat: TokenText | None, group: TrajectoryGroup | N
         yield _silent("prompt", text, (f"{end} tokens",))
     elif group is not None:
         for message in group.problem.messages:
-            yield _silent(_speaker(message), _content(message), ())
+            yield _silent(speaker(message), content_text(message), ())
 
 
 def _silent(speaker: str, text: str, facts: tuple[str, ...]) -> TurnView:
@@ -156,7 +155,7 @@ def _spans(
     start, end, message = turn.start, turn.end, turn.message
     if chat is None:
         shade = "sampled" if segment.loss_mask[start:end].any() else "seen"
-        return (TokenSpan(text=_cut(visible(_content(message))), shade=shade),)
+        return (TokenSpan(text=_cut(visible(content_text(message))), shade=shade),)
     spans: list[TokenSpan] = []
     stream, place = chat.stream_decoder(), start
     while place < end:
@@ -208,16 +207,6 @@ def _title(token: int, logprob: float, advantage: float | None) -> str:
 def _decode(chat: TokenText, ids: Any) -> str:
     stream = chat.stream_decoder()
     return stream.push([int(token) for token in ids]) + stream.finish()
-
-
-def _speaker(message: Message) -> str:
-    name = message.get("name")
-    return visible(f"{message.get('role', '?')} {name}" if name else str(message.get("role", "?")))
-
-
-def _content(message: Message) -> str:
-    content = message.get("content")
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
 
 
 def _cut(text: str) -> str:
