@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 from pydantic import BaseModel, ConfigDict
@@ -115,10 +117,19 @@ async def _again(session: Session, learner: Learner, step: int) -> ReplayedStep:
     if kept.exists():
         exported = session.exchange / "replay.safetensors"
         await learner.export(exported, version)
-        weights = await asyncio.to_thread(lambda: _sha256(exported) == _sha256(kept))
+        weights = await asyncio.to_thread(lambda: _tensors(exported) == _tensors(kept))
     return ReplayedStep(step=step, log_probs=report.weights_digest == stored.weights_digest, weights=weights)
 
 
-def _sha256(path: Path) -> str:
+def _tensors(path: Path) -> tuple[dict[str, Any], str]:
+    """Names, types and places of a safetensors file's tensors, and a hash of their bytes.
+
+    The files themselves may differ: their writer puts the entries of the metadata in any order.
+    """
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header.pop("__metadata__", None)
+        digest = hashlib.sha256()
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return header, digest.hexdigest()

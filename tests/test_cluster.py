@@ -146,7 +146,9 @@ for _ in range(2):
 changed = {name for name in before | dict(os.environ) if before.get(name) != os.environ.get(name)}
 assert not [name for name in changed if name.startswith("RAY_AUTH")], changed
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}  # not the session's
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
 
 

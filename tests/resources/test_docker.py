@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -215,15 +216,15 @@ async def test_a_service_with_a_port_runs_commands_too(spec: ContainerSpec, netw
         host, port = await container.address(8000)
         assert host == "127.0.0.1"
         answer = b""
-        for _ in range(100):
-            try:
+        for _ in range(300):  # the engine listens before the service does, and hangs up until then
+            with contextlib.suppress(ConnectionError):
                 reader, writer = await asyncio.open_connection(host, port)
                 writer.write(b"GET /page HTTP/1.0\r\n\r\n")
                 answer = await reader.read()
                 writer.close()
+            if answer:
                 break
-            except ConnectionError:
-                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)
         assert answer.endswith(b"served\n")
         assert await container.healthy()
         stuck = await container.run(["sleep", "60"], seconds=0.5)

@@ -338,7 +338,9 @@ def test_going_on_in_another_zero_stage(
     assert difference(held, weights(resumed)) == 0.0
     assert resumed.canary_logprobs(resumed.canary_token_ids) == canary
     resumed.update_from(factories.step_groups(2), 2)
-    assert difference(expected, weights(resumed)) < (1e-6 if dtype == "float32" else 4e-3)
+    assert difference(expected, weights(resumed)) < (
+        1e-6 if dtype == "float32" else 2e-2
+    )  # two steps of bfloat16 near 1
     assert [item.name for item in tmp_path.iterdir()] == ["000002"]
 
 
