@@ -352,8 +352,8 @@ async def test_64_chains_share_8_containers_with_failures_at_random(spec: Contai
         metrics = engine.metrics()
     assert [end for end in ends if not isinstance(end, str | ZeroDivisionError)] == []
     assert len(served) == 64
-    # Their turns come in order (the property test shows it exactly). Eight begin at the same time, each in a container of
-    # its own, and one whose container is slow to begin is passed by others; nobody is left behind.
+    # Their turns come in order (the property test shows it exactly). Eight begin at the same time, each in a container
+    # of its own, and one whose container is slow to begin is passed by others; nobody is left behind.
     assert all(place - number < 32 for place, number in enumerate(served))
     assert most <= 8
     assert metrics["resources/alive/max"] <= 8
