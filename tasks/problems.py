@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentfly_lib.configs import CurriculumOrderConfig
+from agentfly_lib.configs import CurriculumOrderConfig, SignalSamplingConfig
 from agentfly_lib.data.curriculum import CurriculumState, advance, curriculum_order
 from agentfly_lib.data.order import step_order
 from agentfly_lib.errors import LedgerError
@@ -42,6 +42,8 @@ def problems_in_order(session: Session, dataset: DatasetRef, step: int) -> list[
         rows = curriculum_order(state, dataset.train_rows, step, config.run.seed, order)
     else:
         rows = step_order(dataset.train_rows, config.rollout.problems_per_step, step, config.run.seed)
+    if not isinstance(config.rollout.dynamic_sampling, SignalSamplingConfig):
+        rows = rows[: config.rollout.problems_per_step]  # the rest are not read: a step cannot ask for them
     return [(group_id(step, index), train[row]) for index, row in enumerate(rows)]
 
 
