@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentfly_lib.configs import CurriculumOrderConfig, SignalSamplingConfig
 from agentfly_lib.data.curriculum import CurriculumState, advance, curriculum_order
-from agentfly_lib.data.order import step_order
+from agentfly_lib.data.order import problems_of_step, step_order
 from agentfly_lib.errors import LedgerError
 from agentfly_lib.refs import DatasetRef
 from agentfly_lib.rewards.composite import CompositeReward
@@ -29,7 +29,8 @@ def group_id(step: int, index: int) -> str:
 def problems_in_order(session: Session, dataset: DatasetRef, step: int) -> list[tuple[str, Problem]]:
     """(group id, problem) of everything that the step may ask for, its own problems first."""
     config, train = session.config, session.problems(dataset, "train")
-    order = config.rollout.order
+    order, per_step = config.rollout.order, config.rollout.problems_per_step
+    refills = isinstance(config.rollout.dynamic_sampling, SignalSamplingConfig)
     if isinstance(order, CurriculumOrderConfig):
         state = curriculum_state(
             session.directory,
@@ -41,9 +42,10 @@ def problems_in_order(session: Session, dataset: DatasetRef, step: int) -> list[
         )
         rows = curriculum_order(state, dataset.train_rows, step, config.run.seed, order)
     else:
-        rows = step_order(dataset.train_rows, config.rollout.problems_per_step, step, config.run.seed)
-    if not isinstance(config.rollout.dynamic_sampling, SignalSamplingConfig):
-        rows = rows[: config.rollout.problems_per_step]  # the rest are not read: a step cannot ask for them
+        order_of = step_order if refills else problems_of_step
+        rows = order_of(dataset.train_rows, per_step, step, config.run.seed)
+    if not refills:
+        rows = rows[:per_step]  # the rest are not read: a step cannot ask for them
     return [(group_id(step, index), train[row]) for index, row in enumerate(rows)]
 
 
