@@ -100,7 +100,7 @@ def replay_range(config: RunConfig, first: int, last: int | None) -> tuple[int, 
     Raises `ConfigError` if a step is not stored, or there is no checkpoint to start from.
     """
     directory, steps = RunDirectory(config.run.directory), config.run.steps
-    stored = next((step for step in range(steps) if not directory.step(step).update_file.exists()), steps)
+    stored = directory.first_open_step(steps)
     last = stored - 1 if last is None else last
     if not first <= last < stored:
         raise ConfigError(

@@ -172,8 +172,7 @@ class Session:
 
     def first_open_step(self) -> int:
         """The first step whose update is not recorded; the number of steps if all are."""
-        steps = range(self.config.run.steps)
-        return next((step for step in steps if not self.directory.step(step).update_file.exists()), len(steps))
+        return self.directory.first_open_step(self.config.run.steps)
 
     def finished_steps(self) -> list[int]:
         """Steps of a run whose every update is recorded.

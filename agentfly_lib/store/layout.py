@@ -128,6 +128,10 @@ class RunDirectory:
         """Numbers of the steps that have a directory, ascending."""
         return _numbers(self.path / "steps")
 
+    def first_open_step(self, steps: int) -> int:
+        """The first of `steps` steps whose update is not recorded; `steps` if all are."""
+        return next((step for step in range(steps) if not self.step(step).update_file.exists()), steps)
+
     def evaluation(self, version: int, mode: str) -> StepDirectory:
         """Evaluation of a policy version; `mode` is `sampled` or `greedy`."""
         return StepDirectory(self.path / "evaluations" / f"{version:06d}" / mode)

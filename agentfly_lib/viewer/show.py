@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
 from rich.console import Console
 
 from agentfly_lib.chat import ChatFormat
-from agentfly_lib.configs import load_config
 from agentfly_lib.errors import AgentFlyError, UserError
-from agentfly_lib.refs import ModelRef
-from agentfly_lib.store.atomic import read_json
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.manifest import iter_groups, read_rollout_manifest
 from agentfly_lib.store.scored import load_scored_groups
 from agentfly_lib.types import TrajectoryGroup
+from agentfly_lib.viewer.chat import run_chat
 from agentfly_lib.viewer.text import render_trajectory
 from agentfly_lib.visible import visible
 
@@ -63,8 +60,7 @@ def _groups(directory: RunDirectory, number: int, console: Console) -> list[Traj
 
 def _chat(directory: RunDirectory, console: Console) -> ChatFormat | None:
     try:
-        model = ModelRef.model_validate(read_json(directory.model_file))
-        return ChatFormat.from_pretrained(model.path, template=load_config(directory.config_file).agent.template)
-    except (AgentFlyError, ValidationError) as error:
+        return run_chat(directory)
+    except AgentFlyError as error:
         console.print(visible(f"tokens are not shown: {error}"), style="yellow", highlight=False, markup=False)
         return None

@@ -6,14 +6,11 @@ import logging
 import socket
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from agentfly_lib.chat import ChatFormat
-from agentfly_lib.configs import load_config
 from agentfly_lib.errors import AgentFlyError, UserError
-from agentfly_lib.refs import ModelRef
-from agentfly_lib.store.atomic import read_json, write_bytes
+from agentfly_lib.store.atomic import write_bytes
 from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.viewer.chat import run_chat
 from agentfly_lib.viewer.web.app import Viewer, viewer_app
 
 __all__ = ["export_group", "open_viewer", "serve_viewer"]
@@ -54,8 +51,7 @@ def export_group(run: Path, group_id: str, path: Path, *, colour: str = "mask") 
 
 def _chat(directory: RunDirectory) -> ChatFormat | None:
     try:
-        model = ModelRef.model_validate(read_json(directory.model_file))
-        return ChatFormat.from_pretrained(model.path, template=load_config(directory.config_file).agent.template)
-    except (AgentFlyError, ValidationError) as error:
+        return run_chat(directory)
+    except AgentFlyError as error:
         logger.warning("tokens are not shown: %s", error)
         return None
