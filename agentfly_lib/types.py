@@ -6,12 +6,16 @@ calls a tool once (`S` marks what the policy sampled, mask 1; everything else ha
     tokens     prompt, 11 | <tool_call>...<|im_end|>, 12 | tool result and next prompt, 9 | 4<|im_end|>, 2
     sampled               | S S S S S S S S S S S S      |                                | S S
     loss_mask  0 x 11     | 1 x 12                       | 0 x 9                          | 1 x 2
+    versions   -1 x 11    | 7 x 12                       | -1 x 9                         | 8 x 2
     turns                 | Turn(11, 23, sampled)        | Turn(23, 32, tool result)      | Turn(32, 34, sampled)
+
+A picture stands in the tokens as its placeholders (mask 0), one for each of its features: an `ImageSpan` says which they
+are, and `Trajectory.pictures` holds the encoded file under the span's digest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -25,6 +29,7 @@ __all__ = [
     "Failure",
     "FailureKind",
     "FinishReason",
+    "ImageSpan",
     "Message",
     "Outcome",
     "Problem",
@@ -58,6 +63,10 @@ RESERVED_COLUMNS: frozenset[str] = frozenset(
 IntArray = npt.NDArray[np.int32]
 MaskArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
+
+_OF_TURNS: IntArray = np.empty(0, np.int32)
+"""Stands for versions that nobody gave."""
+_HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 class StopReason(StrEnum):
@@ -150,22 +159,57 @@ class Turn:
     """The answer that the policy gave with this turn; set on the turn with which it ended the chain."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpan:
+    """The placeholders `[start, end)` of one picture among the tokens: as many as the model has features for it.
+
+    Raises `ValueError` for a span without tokens, or a digest that is none.
+    """
+
+    digest: str
+    """SHA-256 of the encoded file, hexadecimal."""
+    start: int
+    end: int
+    grid: tuple[int, int, int]
+    """Patches (frames, rows, columns) that the family's processor makes of it; `image_grid_thw` of the Qwen family."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise ValueError(f"an image needs at least one placeholder, [{self.start}, {self.end}) has none")
+        if len(self.digest) != 64 or not set(self.digest) <= _HEXADECIMAL:
+            raise ValueError(f"an image is named by the SHA-256 of its file, not by {self.digest[:80]!r}")
+        if len(self.grid) != 3 or min(self.grid) < 1:
+            raise ValueError(f"the grid of an image is (frames, rows, columns), not {self.grid}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
-    """One append-only stretch of tokens: every turn's prompt is a prefix of what follows."""
+    """One append-only stretch of tokens: every turn's prompt is a prefix of what follows.
+
+    Raises `ValueError` for arrays of different lengths, and for images that overlap, reach beyond the tokens, or cover
+    a token that was sampled.
+    """
 
     token_ids: IntArray  # [T]
     loss_mask: MaskArray  # [T]  True exactly where the policy sampled
     logprobs: FloatArray  # [T]  of the engine's processed distribution; NaN where the mask is False
     turns: tuple[Turn, ...]
+    versions: IntArray = field(default_factory=lambda: _OF_TURNS)  # [T]
+    """Version of the weights that sampled each token, -1 where the mask is False or nobody knows. Unless given, what the
+    turns say of their first tokens."""
+    images: tuple[ImageSpan, ...] = ()
+    """In the order of their placeholders."""
 
     def __post_init__(self) -> None:
-        lengths = {len(self.token_ids), len(self.loss_mask), len(self.logprobs)}
+        if self.versions is _OF_TURNS:
+            object.__setattr__(self, "versions", _versions_of_turns(self.turns, self.loss_mask))
+        lengths = {len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.versions)}
         if len(lengths) != 1:
             raise ValueError(
-                f"a segment needs as many mask entries and log-probs as tokens: {len(self.token_ids)} tokens, "
-                f"{len(self.loss_mask)} mask entries, {len(self.logprobs)} log-probs"
+                f"a segment needs as many mask entries, log-probs and versions as tokens: {len(self.token_ids)} tokens, "
+                f"{len(self.loss_mask)} mask entries, {len(self.logprobs)} log-probs, {len(self.versions)} versions"
             )
+        _check_spans(self.images, self.loss_mask)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -177,7 +221,9 @@ class Segment:
             np.array_equal(self.token_ids, other.token_ids)
             and np.array_equal(self.loss_mask, other.loss_mask)
             and np.array_equal(self.logprobs, other.logprobs, equal_nan=True)
+            and np.array_equal(self.versions, other.versions)
             and self.turns == other.turns
+            and self.images == other.images
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -206,6 +252,14 @@ class Trajectory:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Seconds and counts of this chain: `generate_seconds`, `tool_seconds`, `tool_calls`, `tool_errors`, ..."""
     failure: Failure | None = None
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    """SHA-256 -> encoded file, of every picture that its segments or messages name."""
+
+    def __post_init__(self) -> None:
+        for segment in self.segments:
+            for image in segment.images:
+                if image.digest not in self.pictures:
+                    raise ValueError(f"trajectory {self.id} shows the image {image.digest[:12]}..., but does not have it")
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -235,15 +289,7 @@ class Trajectory:
 
     @property
     def policy_version(self) -> int:
-        """Oldest version of the weights that sampled one of its turns; -1 if none did."""
-        versions = [
-            turn.policy_version
-            for segment in self.segments
-            for turn in segment.turns
-            if turn.policy_version is not None
-        ]
-        return min(versions, default=-1)
-
+    XX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryGroup:
@@ -257,13 +303,29 @@ class TrajectoryGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingSample:
-    """One segment as the learner sees it."""
+    """One segment as the learner sees it.
+
+    Raises `ValueError` for images that overlap, reach beyond the tokens, cover a token in the loss, or whose picture is
+    missing.
+    """
 
     trajectory_id: str
+    segment: int = 0
+    """Which of its trajectory's segments it is."""
     token_ids: IntArray  # [T]
     loss_mask: MaskArray  # [T]
     rollout_logprobs: FloatArray  # [T]  NaN where the mask is False, or where the engine gave none
     advantages: FloatArray  # [T]  0 where the mask is False
+    images: tuple[ImageSpan, ...] = ()
+    """In the order of their placeholders."""
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    """SHA-256 -> encoded file, of every image."""
+
+    def __post_init__(self) -> None:
+        _check_spans(self.images, self.loss_mask)
+        for image in self.images:
+            if image.digest not in self.pictures:
+                raise ValueError(f"the sample of {self.trajectory_id} lacks the picture {image.digest[:12]}...")
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -290,3 +352,25 @@ class Batch:
     sample_index: IntArray  # [samples]  which sample of the step each one is
     num_loss_tokens: int
     """Loss tokens of this micro-batch. The loss is divided by the global count, which is given to it separately."""
+
+
+def _versions_of_turns(turns: Sequence[Turn], loss_mask: MaskArray) -> IntArray:
+    versions = np.full(len(loss_mask), -1, np.int32)
+    for turn in turns:
+        if turn.sampled and turn.policy_version is not None:
+            versions[turn.start : turn.end] = turn.policy_version
+    versions[~loss_mask] = -1
+    return versions
+
+
+def _check_spans(images: Sequence[ImageSpan], masked: MaskArray) -> None:
+    """`masked` [T] is True where a token is the policy's own, which no image may cover."""
+    free = 0
+    for image in images:
+        if image.start < free:
+            raise ValueError(f"the image at [{image.start}, {image.end}) begins before the one before it ends, at {free}")
+        if image.end > len(masked):
+            raise ValueError(f"the image at [{image.start}, {image.end}) is cut off: there are {len(masked)} tokens")
+        if masked[image.start : image.end].any():
+            raise ValueError(f"the image at [{image.start}, {image.end}) covers tokens that the policy sampled")
+        free = image.end

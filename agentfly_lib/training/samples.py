@@ -271,17 +271,18 @@ def _repeats(trajectory: Trajectory, seen: set[tuple[str, bytes]]) -> bool:
 def _samples(trajectory: Trajectory, advantages: Floats, masks: Sequence[MaskArray]) -> list[TrainingSample]:
     samples: list[TrainingSample] = []
     first = 0
-    for segment, mask in zip(trajectory.segments, masks, strict=True):
+    for number, (segment, mask) in enumerate(zip(trajectory.segments, masks, strict=True)):
         count = int(mask.sum())
         if count:
-            samples.append(_sample(trajectory.id, segment, mask, advantages[first : first + count]))
+            samples.append(_sample(trajectory.id, number, segment, mask, advantages[first : first + count]))
         first += count
     return samples
 
 
-def _sample(name: str, segment: Segment, mask: MaskArray, advantages: Floats) -> TrainingSample:
+def _sample(name: str, number: int, segment: Segment, mask: MaskArray, advantages: Floats) -> TrainingSample:
     return TrainingSample(
         trajectory_id=name,
+        segment=number,
         token_ids=segment.token_ids,
         loss_mask=mask,
         rollout_logprobs=np.where(segment.loss_mask, segment.logprobs, np.float32(np.nan)),
