@@ -9,8 +9,8 @@ calls a tool once (`S` marks what the policy sampled, mask 1; everything else ha
     versions   -1 x 11    | 7 x 12                       | -1 x 9                         | 8 x 2
     turns                 | Turn(11, 23, sampled)        | Turn(23, 32, tool result)      | Turn(32, 34, sampled)
 
-A picture stands in the tokens as its placeholders (mask 0), one for each of its features: an `ImageSpan` says which they
-are, and `Trajectory.pictures` holds the encoded file under the span's digest.
+A picture stands in the tokens as its placeholders (mask 0), one for each of its features: an `ImageSpan` says which,
+and `Trajectory.pictures` holds the encoded file under the span's digest.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ class Segment:
     logprobs: FloatArray  # [T]  of the engine's processed distribution; NaN where the mask is False
     turns: tuple[Turn, ...]
     versions: IntArray = field(default_factory=lambda: _OF_TURNS)  # [T]
-    """Version of the weights that sampled each token, -1 where the mask is False or nobody knows. Unless given, what the
-    turns say of their first tokens."""
+    """Version of the weights that sampled each token, -1 where the mask is False or nobody knows. Unless given, what
+    the turns say of their first tokens."""
     images: tuple[ImageSpan, ...] = ()
     """In the order of their placeholders."""
 
@@ -206,8 +206,9 @@ class Segment:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.versions)}
         if len(lengths) != 1:
             raise ValueError(
-                f"a segment needs as many mask entries, log-probs and versions as tokens: {len(self.token_ids)} tokens, "
-                f"{len(self.loss_mask)} mask entries, {len(self.logprobs)} log-probs, {len(self.versions)} versions"
+                f"a segment needs as many mask entries, log-probs and versions as tokens: {len(self.token_ids)} "
+                f"tokens, {len(self.loss_mask)} mask entries, {len(self.logprobs)} log-probs, {len(self.versions)} "
+                f"versions"
             )
         _check_spans(self.images, self.loss_mask)
 
@@ -259,7 +260,9 @@ class Trajectory:
         for segment in self.segments:
             for image in segment.images:
                 if image.digest not in self.pictures:
-                    raise ValueError(f"trajectory {self.id} shows the image {image.digest[:12]}..., but does not have it")
+                    raise ValueError(
+                        f"trajectory {self.id} shows the image {image.digest[:12]}..., but does not have it"
+                    )
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -289,7 +292,15 @@ class Trajectory:
 
     @property
     def policy_version(self) -> int:
-    XX
+        """Oldest version of the weights that sampled one of its turns; -1 if none did."""
+        versions = [
+            turn.policy_version
+            for segment in self.segments
+            for turn in segment.turns
+            if turn.policy_version is not None
+        ]
+        return min(versions, default=-1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryGroup:
@@ -368,7 +379,9 @@ def _check_spans(images: Sequence[ImageSpan], masked: MaskArray) -> None:
     free = 0
     for image in images:
         if image.start < free:
-            raise ValueError(f"the image at [{image.start}, {image.end}) begins before the one before it ends, at {free}")
+            raise ValueError(
+                f"the image at [{image.start}, {image.end}) begins before the one before it ends, at {free}"
+            )
         if image.end > len(masked):
             raise ValueError(f"the image at [{image.start}, {image.end}) is cut off: there are {len(masked)} tokens")
         if masked[image.start : image.end].any():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,6 +30,8 @@ class TableKind:
     name: str
     version: int
     schema: pa.Schema
+    earlier: Mapping[int, pa.Schema] = field(default_factory=dict)
+    """Versions that are not written any more, but still read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ def write_table(path: Path, table: pa.Table, kind: TableKind, metadata: Mapping[
 
 
 def read_table(path: Path, kind: TableKind, expected: TableFile | None = None) -> pa.Table:
-    """Reads and checks a table.
+    """Reads and checks a table, in the columns of the version that it was written in.
 
     Raises `ShardError` naming the file if it is missing, truncated, of another kind or version, or if its checksum or
     row count is not the expected one.
@@ -118,12 +120,15 @@ def _check_header(path: Path, table: pa.Table, kind: TableKind) -> None:
         raise ShardError(
             f"{path} holds {header.get('kind') or 'something not written by agentfly'}, expected {kind.name}"
         )
-    if header.get("version") != str(kind.version):
+    schemas = {str(version): schema for version, schema in {**kind.earlier, kind.version: kind.schema}.items()}
+    version = header.get("version", "none")
+    if version not in schemas:
         raise ShardError(
-            f"{path} has version {header.get('version')} of the {kind.name} schema, this program reads version "
-            f"{kind.version}; use the release that wrote it, or start a new run"
+            f"{path} has version {version} of the {kind.name} schema, this program reads "
+            f"{'version' if len(schemas) == 1 else 'versions'} {', '.join(schemas)}; use the release that wrote it, or "
+            f"start a new run"
         )
     if header.get("rows") != str(table.num_rows):
         raise ShardError(f"{path} has {table.num_rows} rows where its header says {header.get('rows')}; {_REDO}")
-    if not table.schema.equals(kind.schema, check_metadata=False):
-        raise ShardError(f"{path} does not have the columns of {kind.name} version {kind.version}; {_REDO}")
+    if not table.schema.equals(schemas[version], check_metadata=False):
+        raise ShardError(f"{path} does not have the columns of {kind.name} version {version}; {_REDO}")

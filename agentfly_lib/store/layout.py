@@ -6,6 +6,7 @@
           steps/000012/                              a `StepDirectory`
               rollouts/part-00003.arrow, MANIFEST.json
               scores/part-00003.arrow, MANIFEST.json
+              learner/tokens.arrow
               update.json
           evaluations/000012/sampled/                a `StepDirectory` too, with report.json
           checkpoints/000012/
@@ -65,6 +66,11 @@ class StepDirectory:
     def update_file(self) -> Path:
         """Report of the update that this step's trajectories made."""
         return self.path / "update.json"
+
+    @property
+    def learned_file(self) -> Path:
+        """What the update saw of every token that it trained on (`learned.py`)."""
+        return self.path / "learner" / "tokens.arrow"
 
     @property
     def metrics_file(self) -> Path:

@@ -4,12 +4,16 @@ Token columns are built from numpy values and offsets, so their cost is that of 
 lie end to end in its row and `segment_lengths` tells them apart. What has no fixed shape is JSON text (`turns`,
 `problem`, `metrics`, `failure`). Values come back bit for bit: NaN log-probs, -0.0, empty segments, any text.
 Rewards are not here but beside the part (`scores.py`); a part that is read has `reward=None` everywhere.
+
+A picture stands in a part once, as the encoded file, in the first row that has it; every row names its pictures by
+their SHA-256. Version 1 had neither pictures nor versions of tokens; it is read as what it holds.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,36 +35,54 @@ from agentfly_lib.store.turns import (
     load_problem,
     load_turns,
 )
-from agentfly_lib.types import Problem, Segment, StopReason, Trajectory, TrajectoryGroup, Turn
+from agentfly_lib.types import ImageSpan, Problem, Segment, StopReason, Trajectory, TrajectoryGroup, Turn
 
 __all__ = ["ROLLOUTS", "PartIndex", "PartInfo", "inspect_part", "read_index", "read_part", "write_part"]
 
-ROLLOUTS = TableKind(
-    name="rollouts",
-    version=1,
-    schema=pa.schema(
-        [
-            ("id", pa.string()),
-            ("problem_id", pa.string()),
-            ("group_id", pa.string()),
-            ("chain", pa.int32()),
-            ("step", pa.int32()),
-            ("attempt", pa.int32()),
-            ("policy_version", pa.int32()),  # oldest that sampled one of its turns, -1 if none did
-            ("stop", pa.string()),
-            ("failure_kind", pa.string()),  # for queries; `failure` is what is read back
-            ("failure", pa.string()),  # JSON
-            ("env_reward", pa.float64()),
-            ("metrics", pa.string()),  # JSON
-            ("segment_lengths", pa.list_(pa.int32())),
-            ("token_ids", pa.list_(pa.int32())),
-            ("loss_mask", pa.list_(pa.bool_())),
-            ("logprobs", pa.list_(pa.float32())),
-            ("turns", pa.string()),  # JSON, a list per segment
-            ("problem", pa.dictionary(pa.int32(), pa.string())),  # JSON, once per group
-        ]
-    ),
+_VERSION_1 = pa.schema(
+    [
+        ("id", pa.string()),
+        ("problem_id", pa.string()),
+        ("group_id", pa.string()),
+        ("chain", pa.int32()),
+        ("step", pa.int32()),
+        ("attempt", pa.int32()),
+        ("policy_version", pa.int32()),  # oldest that sampled one of its turns, -1 if none did
+        ("stop", pa.string()),
+        ("failure_kind", pa.string()),  # for queries; `failure` is what is read back
+        ("failure", pa.string()),  # JSON
+        ("env_reward", pa.float64()),
+        ("metrics", pa.string()),  # JSON
+        ("segment_lengths", pa.list_(pa.int32())),
+        ("token_ids", pa.list_(pa.int32())),
+        ("loss_mask", pa.list_(pa.bool_())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("turns", pa.string()),  # JSON, a list per segment
+        ("problem", pa.dictionary(pa.int32(), pa.string())),  # JSON, once per group
+    ]
 )
+_SPAN = pa.struct(
+    [
+        ("segment", pa.int32()),
+        ("digest", pa.string()),
+        ("start", pa.int32()),
+        ("end", pa.int32()),
+        ("frames", pa.int32()),
+        ("rows", pa.int32()),
+        ("columns", pa.int32()),
+    ]
+)
+# What is new stands at the end, so that a column of version 1 has the same place in both.
+_VERSION_2 = pa.schema(
+    [
+        *_VERSION_1,
+        ("versions", pa.list_(pa.int32())),  # of the weights that sampled each token, -1 where none did
+        ("images", pa.list_(_SPAN)),
+        ("pictures", pa.list_(pa.string())),  # SHA-256 of each picture of the row
+        ("picture_bytes", pa.list_(pa.large_binary())),  # those of them that no row before has, in the same order
+    ]
+)
+ROLLOUTS = TableKind(name="rollouts", version=2, schema=_VERSION_2, earlier={1: _VERSION_1})
 _INDEX_COLUMNS = ["id", "group_id", "chain", "stop"]
 
 
@@ -99,7 +121,8 @@ def write_part(path: Path, groups: Sequence[TrajectoryGroup], *, step: int, atte
     """Writes groups as one part, durably; returns how to recognise it.
 
     `attempt` counts how often the collection was started. Raises `ShardError` if the file system refuses, `ValueError`
-    for a group without trajectories or a group id that stands twice, `TypeError` for values that JSON cannot carry.
+    for a group without trajectories, a group id that stands twice or a picture that is not what its name says,
+    `TypeError` for values that JSON cannot carry.
     """
     _check_groups(groups)
     table = _encode(groups, step=step)
@@ -205,6 +228,10 @@ def _encode(groups: Sequence[TrajectoryGroup], *, step: int) -> pa.Table:
             [dump_turns([segment.turns for segment in row.segments], row.id) for row in rows], pa.string()
         ),
         "problem": _problem_column(groups),
+        "versions": _list_column(tokens, [segment.versions for segment in segments], np.int32),
+        "images": pa.array([_span_rows(row.segments) for row in rows], pa.list_(_SPAN)),
+        "pictures": pa.array([list(row.pictures) for row in rows], pa.list_(pa.string())),
+        "picture_bytes": pa.array(_new_pictures(rows), pa.list_(pa.large_binary())),
     }
     return pa.Table.from_arrays([columns[name] for name in ROLLOUTS.schema.names], schema=ROLLOUTS.schema)
 
@@ -230,6 +257,67 @@ def _problem_column(groups: Sequence[TrajectoryGroup]) -> pa.DictionaryArray:
     )
 
 
+def _span_rows(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    return [
+        {
+            "segment": number,
+            "digest": image.digest,
+            "start": image.start,
+            "end": image.end,
+            "frames": image.grid[0],
+            "rows": image.grid[1],
+            "columns": image.grid[2],
+        }
+        for number, segment in enumerate(segments)
+        for image in segment.images
+    ]
+
+
+def _spans(segments: int, rows: Iterable[Mapping[str, Any]]) -> list[tuple[ImageSpan, ...]]:
+    """Inverse of `_span_rows`: the images of each segment."""
+    spans: list[list[ImageSpan]] = [[] for _ in range(segments)]
+    for row in rows:
+        if not 0 <= row["segment"] < segments:
+            raise ValueError(f"an image of segment {row['segment']}, where there are {segments}")
+        grid = (row["frames"], row["rows"], row["columns"])
+        spans[row["segment"]].append(ImageSpan(digest=row["digest"], start=row["start"], end=row["end"], grid=grid))
+    return [tuple(each) for each in spans]
+
+
+def _new_pictures(rows: Iterable[Trajectory]) -> list[list[bytes]]:
+    """For each row the pictures that no row before it has."""
+    known: set[str] = set()
+    new: list[list[bytes]] = []
+    for row in rows:
+        added = {digest: data for digest, data in row.pictures.items() if digest not in known}
+        for digest, data in added.items():
+            _check_picture(digest, data)
+        known.update(added)
+        new.append(list(added.values()))
+    return new
+
+
+def _check_picture(digest: str, data: bytes) -> None:
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise ValueError(
+            f"the picture named {digest[:12]}... is another one: its {len(data)} bytes have another SHA-256"
+        )
+
+
+class _Pictures:
+    """The pictures of a part while its rows are read in order."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, bytes] = {}
+
+    def of(self, digests: Sequence[str], new: Sequence[bytes]) -> dict[str, bytes]:
+        unknown = [digest for digest in digests if digest not in self._known]
+        for digest, data in zip(unknown, new, strict=True):
+            _check_picture(digest, data)
+            self._known[digest] = data
+        return {digest: self._known[digest] for digest in digests}
+
+
 class _Tokens:
     """The numeric list columns of a table, cut into segments on demand."""
 
@@ -237,26 +325,32 @@ class _Tokens:
         self._token_ids, self._starts = _flat(table, "token_ids")
         self._loss_mask, mask_starts = _flat(table, "loss_mask")
         self._logprobs, logprob_starts = _flat(table, "logprobs")
+        self._versions, version_starts = None, self._starts
+        if "versions" in table.column_names:
+            self._versions, version_starts = _flat(table, "versions")
         self._lengths, self._segment_starts = _flat(table, "segment_lengths")
-        if not (np.array_equal(self._starts, mask_starts) and np.array_equal(self._starts, logprob_starts)):
-            raise ShardError(f"{path}: tokens, loss mask and log-probs have different lengths")
+        if not all(np.array_equal(self._starts, each) for each in (mask_starts, logprob_starts, version_starts)):
+            raise ShardError(f"{path}: tokens, loss mask, log-probs and versions have different lengths")
         cumulative = np.concatenate([[0], np.cumsum(self._lengths, dtype=np.int64)])
         if not np.array_equal(cumulative[self._segment_starts], self._starts):
             raise ShardError(f"{path}: the segment lengths do not add up to the tokens")
         self._bounds = cumulative
 
-    def segments(self, row: int, turns: Sequence[tuple[Turn, ...]]) -> tuple[Segment, ...]:
+    def segments(
+        self, row: int, turns: Sequence[tuple[Turn, ...]], images: Iterable[Mapping[str, Any]]
+    ) -> tuple[Segment, ...]:
         first, last = self._segment_starts[row], self._segment_starts[row + 1]
+        bounds = zip(self._bounds[first:last], self._bounds[first + 1 : last + 1], strict=True)
         return tuple(
             Segment(
                 token_ids=self._token_ids[start:end],
                 loss_mask=self._loss_mask[start:end],
                 logprobs=self._logprobs[start:end],
                 turns=of_segment,
+                images=spans,
+                **({} if self._versions is None else {"versions": self._versions[start:end]}),
             )
-            for start, end, of_segment in zip(
-                self._bounds[first:last], self._bounds[first + 1 : last + 1], turns, strict=True
-            )
+            for (start, end), of_segment, spans in zip(bounds, turns, _spans(last - first, images), strict=True)
         )
 
 
@@ -279,7 +373,9 @@ def _decode(path: Path, table: pa.Table) -> list[TrajectoryGroup]:
     column = table.column("problem").combine_chunks()
     problems = [load_problem(text) for text in column.dictionary.to_pylist()]
     problem_of_row = [problems[index] for index in column.indices.to_pylist()]
-    rows = table.drop_columns(["token_ids", "loss_mask", "logprobs", "segment_lengths", "problem"]).to_pylist()
+    apart = {"token_ids", "loss_mask", "logprobs", "versions", "segment_lengths", "problem"}
+    rows = table.select([name for name in table.column_names if name not in apart]).to_pylist()
+    pictures = _Pictures()
     groups: dict[str, tuple[Problem, list[Trajectory]]] = {}
     for number, row in enumerate(rows):
         trajectory = Trajectory(
@@ -287,12 +383,13 @@ def _decode(path: Path, table: pa.Table) -> list[TrajectoryGroup]:
             problem_id=row["problem_id"],
             group_id=row["group_id"],
             chain=row["chain"],
-            segments=tokens.segments(number, load_turns(row["turns"])),
+            segments=tokens.segments(number, load_turns(row["turns"]), row.get("images", ())),
             stop=StopReason(row["stop"]),
             attempt=row["attempt"],
             env_reward=row["env_reward"],
             metrics=json.loads(row["metrics"]),
             failure=load_failure(row["failure"]),
+            pictures=pictures.of(row.get("pictures", ()), row.get("picture_bytes", ())),
         )
         groups.setdefault(trajectory.group_id, (problem_of_row[number], []))[1].append(trajectory)
     return [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 import re
 import tempfile
@@ -20,6 +22,7 @@ from agentfly_lib.types import (
     Failure,
     FailureKind,
     FinishReason,
+    ImageSpan,
     Problem,
     Segment,
     StopReason,
@@ -53,14 +56,35 @@ failures = st.builds(
 )
 
 
+PICTURES = {hashlib.sha256(data).hexdigest(): data for data in (b"", b"one", b"\xff\xd8two", b"one" * 50)}
+images = st.builds(
+    lambda digest, start, more, grid: ImageSpan(digest=digest, start=start, end=start + more, grid=grid),
+    st.sampled_from(sorted(PICTURES)),
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.tuples(*[st.integers(1, 2**31 - 1)] * 3),
+)
+
+
 @st.composite
 def segments(draw) -> Segment:
     length = draw(st.integers(0, 12))
+    mask = draw(hnp.arrays(np.bool_, length))
+    shown, free = [], 0
+    for drawn in draw(st.lists(images, max_size=2)):
+        image = dataclasses.replace(drawn, start=free + drawn.start, end=free + drawn.end)
+        if image.end <= length:
+            mask[image.start : image.end] = False
+            shown.append(image)
+            free = image.end
+    versions = {"versions": draw(hnp.arrays(np.int32, length))} if draw(st.booleans()) else {}
     return Segment(
         token_ids=draw(hnp.arrays(np.int32, length)),
-        loss_mask=draw(hnp.arrays(np.bool_, length)),
+        loss_mask=mask,
         logprobs=draw(hnp.arrays(np.float32, length)),
         turns=tuple(draw(st.lists(turns, max_size=3))),
+        images=tuple(shown),
+        **versions,
     )
 
 
@@ -83,12 +107,19 @@ def groups(draw) -> list[TrajectoryGroup]:
                         problem_id=draw(plain_text),
                         group_id=name,
                         chain=chain,
-                        segments=tuple(draw(st.lists(segments(), max_size=3))),
+                        segments=(of_chain := tuple(draw(st.lists(segments(), max_size=3)))),
                         stop=draw(st.sampled_from(StopReason)),
                         attempt=draw(st.integers(0, 5)),
                         env_reward=draw(st.none() | finite),
                         metrics=draw(st.dictionaries(any_text, finite, max_size=2)),
                         failure=draw(st.none() | failures),
+                        pictures={
+                            digest: PICTURES[digest]
+                            for digest in [
+                                *draw(st.lists(st.sampled_from(sorted(PICTURES)), max_size=2)),
+                                *(image.digest for segment in of_chain for image in segment.images),
+                            ]
+                        },
                     )
                     for chain in chains
                 ),
@@ -102,7 +133,7 @@ def _bits(group: TrajectoryGroup) -> list[bytes]:
         array.tobytes()
         for trajectory in group.trajectories
         for segment in trajectory.segments
-        for array in (segment.token_ids, segment.loss_mask, segment.logprobs)
+        for array in (segment.token_ids, segment.loss_mask, segment.logprobs, segment.versions)
     ]
 
 
@@ -148,6 +179,69 @@ def test_nan_payloads_and_negative_zero_keep_their_bits(tmp_path, make_group):
     assert read.reward is None
 
 
+def _seeing(group: TrajectoryGroup, *pictures: bytes) -> TrajectoryGroup:
+    named = {hashlib.sha256(data).hexdigest(): data for data in pictures}
+    spans = tuple(
+        ImageSpan(digest=digest, start=number, end=number + 1, grid=(1, 2, 2)) for number, digest in enumerate(named)
+    )
+    trajectories = tuple(
+        dataclasses.replace(
+            each, pictures=named, segments=tuple(dataclasses.replace(part, images=spans) for part in each.segments)
+        )
+        for each in group.trajectories
+    )
+    return dataclasses.replace(group, trajectories=trajectories)
+
+
+class TestPictures:
+    def test_each_is_in_the_part_once_and_comes_back_to_all_who_have_it(self, tmp_path, make_group):
+        first, second, third = (os.urandom(50_000) for _ in range(3))
+        written = [_seeing(make_group("0-0"), first, second), _seeing(make_group("0-1"), second, third)]
+        info = write_part(tmp_path / "p.arrow", written, step=0)
+        assert 150_000 < info.bytes < 200_000
+        assert read_part(tmp_path / "p.arrow", info) == written
+
+    def test_one_that_is_not_what_its_name_says_is_refused(self, tmp_path, make_group):
+        (digest,) = _seeing(make_group("0-0"), b"one").trajectories[0].pictures
+        seeing = _seeing(make_group("0-0"), b"one")
+        other = tuple(dataclasses.replace(each, pictures={digest: b"two"}) for each in seeing.trajectories)
+        with pytest.raises(ValueError, match="is another one"):
+            write_part(tmp_path / "p.arrow", [dataclasses.replace(seeing, trajectories=other)], step=0)
+        assert os.listdir(tmp_path) == []
+
+
+class TestVersionOne:
+    """A file that the first schema's own code has written."""
+
+    PART = Path(__file__).parent / "golden" / "rollouts-v1.arrow"
+
+    def test_is_read_as_what_it_holds(self):
+        first, second = read_part(self.PART)
+        called, again = first.trajectories[0].segments
+        assert (first.id, second.id, first.problem.columns["deep"]) == ("3-0", "3-1", {"x": [1, None]})
+        assert called.token_ids.tolist() == [1, 2, 3, 10, 11, 4, 5, 12, 6]
+        assert called.versions.tolist() == [-1, -1, -1, 7, 7, -1, -1, 8, 8]
+        logprobs = np.array([np.nan] * 3 + [-0.5, -0.25] + [np.nan] * 3 + [-0.0], np.float32)
+        assert called.logprobs.tobytes() == logprobs.tobytes()
+        assert [turn.message["role"] for turn in called.turns] == ["assistant", "tool", "assistant"]
+        assert again.turns[0].message["content"] == "\ud83d half"
+        assert first.trajectories[0].env_reward == 0.75
+        assert first.trajectories[1].failure == Failure(
+            kind=FailureKind.TOOL, message="gone", where="tool:calculator", attempts=3
+        )
+        assert all(not each.pictures for group in (first, second) for each in group.trajectories)
+
+    def test_its_index_and_its_step_too(self):
+        assert read_index(self.PART).ids == ("3-0/0", "3-0/1", "3-1/0")
+        assert inspect_part(self.PART, step=3).groups == ("3-0", "3-1")
+
+    def test_what_was_read_is_written_in_the_present_version(self, tmp_path):
+        read = read_part(self.PART)
+        write_part(tmp_path / "p.arrow", read, step=3)
+        assert pa.ipc.open_file(tmp_path / "p.arrow").schema.equals(ROLLOUTS.schema)
+        assert read_part(tmp_path / "p.arrow") == read
+
+
 def test_the_schema_does_not_depend_on_what_messages_and_columns_hold(tmp_path, make_group):
     write_part(tmp_path / "a.arrow", [make_group("0-0")], step=0)
     plain = make_group("0-0")
@@ -166,7 +260,7 @@ def test_the_schema_does_not_depend_on_what_messages_and_columns_hold(tmp_path, 
 def test_arrays_that_are_read_cannot_be_changed_by_accident(tmp_path, make_group):
     write_part(tmp_path / "p.arrow", [make_group("0-0")], step=0)
     segment = read_part(tmp_path / "p.arrow")[0].trajectories[0].segments[0]
-    for array in (segment.token_ids, segment.loss_mask, segment.logprobs):
+    for array in (segment.token_ids, segment.loss_mask, segment.logprobs, segment.versions):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
 
@@ -189,13 +283,24 @@ class TestRefusals:
         assert os.listdir(tmp_path) == []
 
 
+SPAN = {
+    "segment": 0,
+    "digest": hashlib.sha256(b"one").hexdigest(),
+    "start": 0,
+    "end": 1,
+    "frames": 1,
+    "rows": 1,
+    "columns": 1,
+}
+
+
 class TestBadFiles:
     """Every fault is a `ShardError` that names the file."""
 
     @pytest.fixture
     def part(self, tmp_path, make_group):
         path = tmp_path / "part-00004.arrow"
-        return path, write_part(path, [make_group("0-0"), make_group("0-1")], step=0)
+        return path, write_part(path, [_seeing(make_group(name), b"one") for name in ("0-0", "0-1")], step=0)
 
     def test_missing(self, part):
         path, info = part
@@ -230,8 +335,8 @@ class TestBadFiles:
 
     def test_other_version(self, part):
         path, _ = part
-        _rewrite(path, b"agentfly.version", b"2")
-        with pytest.raises(ShardError, match="has version 2 of the rollouts schema, this program reads version 1"):
+        _rewrite(path, b"agentfly.version", b"3")
+        with pytest.raises(ShardError, match="has version 3 of the rollouts schema, this program reads versions 1, 2;"):
             read_part(path)
 
     def test_other_kind(self, part):
@@ -284,6 +389,16 @@ class TestBadFiles:
             ("group_id", None),
             ("token_ids", None),
             ("token_ids", [None]),
+            ("versions", None),
+            ("versions", [1]),
+            ("images", [{**SPAN, "digest": "0" * 64}]),
+            ("images", [{**SPAN, "end": 9}]),
+            ("images", [{**SPAN, "segment": 1}]),
+            ("images", [{**SPAN, "rows": None}]),
+            ("images", None),
+            ("pictures", ["0" * 64]),
+            ("pictures", None),
+            ("picture_bytes", [b"of nobody"]),
             ("segment_lengths", [-1, 1]),
             ("segment_lengths", [2_000_000_000]),
             ("problem", "{}"),
