@@ -7,6 +7,7 @@ returns the same report again, so a caller that died between the update and its 
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from agentfly_lib.configs import RunConfig
 from agentfly_lib.errors import LearnerError, ShardError
 from agentfly_lib.refs import CheckpointRef, ModelRef, StepReport
 from agentfly_lib.store.layout import StepDirectory
+from agentfly_lib.store.learned import write_learned
 from agentfly_lib.store.scored import load_scored_groups
 from agentfly_lib.training.checkpoint import (
     CheckpointState,
@@ -37,7 +39,7 @@ from agentfly_lib.training.packing import plan_step, to_batch
 from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
 from agentfly_lib.training.reshape import can_reshape, needs_universal, universal_checkpoint
 from agentfly_lib.training.samples import build_samples
-from agentfly_lib.training.update import Reference, Seconds, StepUpdate
+from agentfly_lib.training.update import Reference, Seconds, StepResult, StepUpdate
 from agentfly_lib.training.weights import (
     CANARY_TOKENS,
     canary_token_ids,
@@ -49,6 +51,8 @@ from agentfly_lib.training.weights import (
 from agentfly_lib.types import TrainingSample, TrajectoryGroup
 
 __all__ = ["LearnerRank"]
+
+logger = logging.getLogger(__name__)
 
 _TAG = "state"
 
@@ -128,10 +132,16 @@ class LearnerRank:
         seconds = Seconds()
         with seconds.part("load"):
             groups = load_scored_groups(StepDirectory(directory))
-        return self.update_from(groups, step, seconds)
+        return self.update_from(groups, step, seconds, StepDirectory(directory))
 
-    def update_from(self, groups: list[TrajectoryGroup], step: int, seconds: Seconds | None = None) -> StepReport:
-        """`update` with the groups at hand."""
+    def update_from(
+        self,
+        groups: list[TrajectoryGroup],
+        step: int,
+        seconds: Seconds | None = None,
+        directory: StepDirectory | None = None,
+    ) -> StepReport:
+        """`update` with the groups at hand. What it saw of every token is written to `directory`, if there is one."""
         if not self.clean or self.policy_version != step:
             state = f"version {self.policy_version}" if self.clean else "an update that failed half-way"
             raise LearnerError(
@@ -161,7 +171,11 @@ class LearnerRank:
             seconds=seconds,
         )
         self.clean = False
-        metrics, report = work.run(built, plan, step=step)
+        result = work.run(built, plan, step=step)
+        metrics, report = result.metrics, result.samples.report
+        if directory is not None and self.rank == 0:
+            with seconds.part("record"):
+                metrics["train/unrecorded_steps/count"] = float(not _record(directory, result))
         with seconds.part("canary"):
             self._canary = self.canary_logprobs(self.canary_token_ids)
         self._nonfinite = work.nonfinite_in_row
@@ -317,3 +331,13 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
+
+
+def _record(directory: StepDirectory, result: StepResult) -> bool:
+    """Leaves what the update saw of every token for the viewer. A disk that refuses costs the picture, not the step."""
+    try:
+        write_learned(directory, result.samples.samples, old_logprobs=result.old_logprobs, logprobs=result.logprobs)
+    except ShardError as error:
+        logger.warning("what the update saw of each token is not kept: %s", error)
+        return False
+    return True

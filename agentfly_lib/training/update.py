@@ -30,11 +30,11 @@ from agentfly_lib.training.losses import KL_ESTIMATORS, PolicyLoss, Trajectories
 from agentfly_lib.training.metrics import LossMeter
 from agentfly_lib.training.packing import Minibatch, StepPlan, to_batch
 from agentfly_lib.training.policy import PolicyInputs
-from agentfly_lib.training.samples import Measured, SampleReport, StepSamples
+from agentfly_lib.training.samples import Measured, StepSamples
 from agentfly_lib.training.schedule import learning_rate
 from agentfly_lib.types import TrainingSample
 
-__all__ = ["Reference", "Seconds", "StepUpdate"]
+__all__ = ["Reference", "Seconds", "StepResult", "StepUpdate"]
 
 Reference = Callable[[PolicyInputs, float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Inputs and temperature to log-probs of the starting policy, and what else a policy gives; collective."""
@@ -67,10 +67,25 @@ class _Work:
     shares: torch.Tensor  # [N]
     old: torch.Tensor | None = None
     """Log-probs at the start of the step; None where the policy has not moved yet."""
+    seen: torch.Tensor | None = None
+    """Log-probs in the forward pass that trained on it."""
     reference: torch.Tensor | None = None
     values: torch.Tensor | None = None
     """Of the value head, at the start of the step."""
     returns: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepResult:
+    """What an update was made of, and how it went; the same on every rank."""
+
+    metrics: dict[str, float]
+    samples: StepSamples
+    """With the advantages that were used."""
+    old_logprobs: list[np.ndarray]
+    """Of the trained tokens [N] of each sample, at the start of the step."""
+    logprobs: list[np.ndarray]
+    """The same in the forward pass that trained on them."""
 
 
 @dataclass(kw_only=True)
@@ -86,9 +101,8 @@ class StepUpdate:
     """Optimizer updates in a row, up to now, that were skipped because something was not finite."""
     seconds: Seconds = field(default_factory=Seconds)
 
-    def run(self, step_samples: StepSamples, plan: StepPlan, *, step: int) -> tuple[dict[str, float], SampleReport]:
-        """Every optimizer update of the step; collective. Returns the metrics of the update, and the report of the
-        samples with the advantages that were used.
+    def run(self, step_samples: StepSamples, plan: StepPlan, *, step: int) -> StepResult:
+        """Every optimizer update of the step; collective.
 
         Raises `LearnerError` when too many updates in a row were not finite.
         """
@@ -117,7 +131,7 @@ class StepUpdate:
                 members = [samples[index].trajectory_id for index in minibatch.samples]
                 raise LearnerError(self._nonfinite(step, bad, members))
         finite = [norm for norm in norms if math.isfinite(norm)]
-        return meter.reduce() | {
+        metrics = meter.reduce() | {
             "train/grad_norm/mean": sum(finite) / len(finite) if finite else math.nan,
             "train/grad_norm/max": max(finite, default=math.nan),
             "train/lr/last": rate,
@@ -125,7 +139,17 @@ class StepUpdate:
             "train/skipped_updates/count": skipped,
             "train/microbatches/count": float(sum(len(items) for items in work)),
             "train/idle/fraction": plan.idle_fraction,
-        }, step_samples.report
+        }
+        with self.seconds.part("record"):
+            items = [item for of_minibatch in work for item in of_minibatch]
+            seen = [(item, _given(item.seen)) for item in items]
+            old = [(item, _given(item.seen if item.old is None else item.old)) for item in items]
+            return StepResult(
+                metrics=metrics,
+                samples=step_samples,
+                old_logprobs=self._tell(samples, old),
+                logprobs=self._tell(samples, seen),
+            )
 
     @property
     def _temperature(self) -> float:
@@ -266,6 +290,7 @@ class StepUpdate:
         """Forward and backward of one micro-batch; the ids of trajectories whose loss is not finite."""
         self.engine.begin(last=last)
         logprobs, entropy, values = self.engine.forward(item.inputs, self._temperature)
+        item.seen = logprobs.detach()
         loss = self._loss(item, logprobs, entropy, values)
         meter.add(loss)
         self.engine.backward(loss.loss * self.world, last=last)
@@ -343,7 +368,7 @@ def _add(sums: dict[str, float], item: _Work, values: torch.Tensor) -> None:
 
 def _given(values: torch.Tensor | None) -> torch.Tensor:
     if values is None:
-        raise RuntimeError("what the advantages need was not measured")
+        raise RuntimeError("what is needed of a micro-batch was not measured")
     return values
 
 

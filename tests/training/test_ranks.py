@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -20,6 +21,8 @@ pytest.importorskip("ray")
 
 from agentfly_lib.errors import LearnerError, ModelError  # noqa: E402
 from agentfly_lib.refs import LearnerRef, ModelRef  # noqa: E402
+from agentfly_lib.store.layout import StepDirectory  # noqa: E402
+from agentfly_lib.store.learned import read_learned  # noqa: E402
 from agentfly_lib.training.ranks import Learner, ensure_learner  # noqa: E402
 
 NAMESPACE = "learner-tests"
@@ -46,7 +49,6 @@ async def ranks(factories: ModuleType, tiny_model: Path) -> AsyncIterator[Any]:
 @pytest.fixture
 def scored_step(tmp_path: Path, factories: ModuleType) -> Path:
     """A step directory with complete rollouts and scores."""
-    from agentfly_lib.store.layout import StepDirectory
     from agentfly_lib.store.manifest import RolloutStore
     from agentfly_lib.store.scores import Score, ScoreStore
     from agentfly_lib.types import Outcome
@@ -84,6 +86,12 @@ async def test_the_life_of_a_learner(
 
     # Asked again: the same processes. Asked for the same step again: the same report, and no second update.
     report = await learner.update(scored_step, 0)
+    assert report.metrics["train/unrecorded_steps/count"] == 0
+    seen = read_learned(
+        StepDirectory(scored_step), [f"000000-{group}/{chain}" for group in range(4) for chain in range(4)]
+    )
+    assert len(seen) == report.metrics["train/samples/count"]  # whichever rank trained on it
+    assert sum(np.isfinite(each.logprobs).sum() for each in seen.values()) == report.metrics["train/loss_tokens/count"]
     _, again = await ranks()
     assert again.policy_version == 1
     assert [status.pid for status in await learner.status()] == pids
