@@ -61,6 +61,7 @@ from agentfly_lib.configs.collection import (
 )
 from agentfly_lib.configs.data import (
     ArithmeticDataConfig,
+    ColoursDataConfig,
     DataConfig,
     EnvironmentDataConfig,
     FilesDataConfig,
@@ -70,7 +71,7 @@ from agentfly_lib.configs.data import (
 )
 from agentfly_lib.configs.inference import InferenceConfig, OpenAIConfig, SamplingConfig, TransformersConfig
 from agentfly_lib.configs.load import config_toml, differing_keys, load_config, parse_overrides
-from agentfly_lib.configs.model import ModelConfig, PretrainedModelConfig, TinyModelConfig
+from agentfly_lib.configs.model import ModelConfig, PretrainedModelConfig, TinyModelConfig, TinyVisionModelConfig
 from agentfly_lib.configs.run import (
     CheckpointConfig,
     EvaluationConfig,
@@ -94,6 +95,7 @@ __all__ = [
     "CheckpointConfig",
     "CispoLossConfig",
     "CodeAgentConfig",
+    "ColoursDataConfig",
     "CompactionConfig",
     "Config",
     "CorrectionConfig",
@@ -154,6 +156,7 @@ __all__ = [
     "SlidingWindowConfig",
     "SummaryConfig",
     "TinyModelConfig",
+    "TinyVisionModelConfig",
     "TisSequenceConfig",
     "TisTokenConfig",
     "TokenMeanConfig",

@@ -11,6 +11,7 @@ from agentfly_lib.configs.base import Config
 
 __all__ = [
     "ArithmeticDataConfig",
+    "ColoursDataConfig",
     "DataConfig",
     "EnvironmentDataConfig",
     "FilesDataConfig",
@@ -90,6 +91,15 @@ class ArithmeticDataConfig(_SeededConfig):
         return self
 
 
+class ColoursDataConfig(_SeededConfig):
+    """Generated pictures of a coloured square. The column `picture` holds one as a `data:` URL, for the tool `look`;
+    `answer` the name of its colour."""
+
+    type: Literal["colours"] = "colours"
+    train_problems: PositiveInt = 2048
+    eval_problems: PositiveInt = 128
+
+
 class EnvironmentDataConfig(_SeededConfig):
     """The problems that an environment brings, with what the agent sees of each at first in its prompt."""
 
@@ -118,7 +128,9 @@ class ShardsDataConfig(Config):
     """At most so many of one problem: those of the highest reward, of these the shortest; all if unset."""
 
 
-ProblemDataConfig = FilesDataConfig | HubDataConfig | Gsm8kDataConfig | ArithmeticDataConfig | EnvironmentDataConfig
+ProblemDataConfig = (
+    FilesDataConfig | HubDataConfig | Gsm8kDataConfig | ArithmeticDataConfig | ColoursDataConfig | EnvironmentDataConfig
+)
 """Sources of problems to ask."""
 
 DataConfig = Annotated[ProblemDataConfig | ShardsDataConfig, Field(discriminator="type")]

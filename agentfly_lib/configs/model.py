@@ -8,7 +8,7 @@ from pydantic import Field
 
 from agentfly_lib.configs.base import Config
 
-__all__ = ["ModelConfig", "PretrainedModelConfig", "TinyModelConfig"]
+__all__ = ["ModelConfig", "PretrainedModelConfig", "TinyModelConfig", "TinyVisionModelConfig"]
 
 
 class PretrainedModelConfig(Config):
@@ -33,4 +33,14 @@ class TinyModelConfig(Config):
     """Supervised steps on an imperfect mix, which leaves room to learn."""
 
 
-ModelConfig = Annotated[PretrainedModelConfig | TinyModelConfig, Field(discriminator="type")]
+class TinyVisionModelConfig(Config):
+    """A model that sees, of a third of a million parameters (Qwen2-VL's architecture), made on this machine."""
+
+    type: Literal["tiny_vision"] = "tiny_vision"
+    seed: int = 0
+    """Seed of its initial weights and of the supervised warm start."""
+    warm_steps: Annotated[int, Field(ge=1)] = 120
+    """Supervised steps on an imperfect mix of demonstrations, which leaves room to learn."""
+
+
+ModelConfig = Annotated[PretrainedModelConfig | TinyModelConfig | TinyVisionModelConfig, Field(discriminator="type")]

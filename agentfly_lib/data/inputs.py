@@ -12,12 +12,14 @@ from typing import assert_never
 
 from agentfly_lib.configs.data import (
     ArithmeticDataConfig,
+    ColoursDataConfig,
     EnvironmentDataConfig,
     FilesDataConfig,
     Gsm8kDataConfig,
     HubDataConfig,
     ProblemDataConfig,
 )
+from agentfly_lib.data import colours
 from agentfly_lib.data.arithmetic import WordProblem, train_and_held_out
 from agentfly_lib.data.environment import Progress, environment_contents, environment_problems
 from agentfly_lib.data.fingerprint import content_sha256
@@ -29,11 +31,14 @@ from agentfly_lib.data.split import hold_out
 from agentfly_lib.data.validate import RowFormat, SourcedProblem, build_problems
 from agentfly_lib.envs.spec import environment_spec
 from agentfly_lib.errors import DataError
+from agentfly_lib.tools.images import data_url
 from agentfly_lib.types import Message, Problem
 
 __all__ = ["DataInput", "open_input"]
 
 _Problems = list[SourcedProblem]
+_Row = tuple[str, dict[str, str]]
+"""A generated question and its columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,8 @@ def open_input(config: ProblemDataConfig, progress: Progress | None = None) -> D
             return _gsm8k(config)
         case ArithmeticDataConfig():
             return DataInput(contents={}, read=lambda: _arithmetic(config))
+        case ColoursDataConfig():
+            return DataInput(contents={}, read=lambda: _colours(config), by_row=True)
         case EnvironmentDataConfig():
             return _environment(config, progress)
         case _:
@@ -125,22 +132,30 @@ def _environment(config: EnvironmentDataConfig, progress: Progress | None) -> Da
 
 
 def _arithmetic(config: ArithmeticDataConfig) -> tuple[_Problems, _Problems]:
+    def rows(problems: Sequence[WordProblem]) -> list[_Row]:
+        return [(problem.question, {"answer": problem.answer}) for problem in problems]
+
     train, held_out = train_and_held_out(config)
-    return _word_problems(train, "generated training problem"), _word_problems(held_out, "generated held-out problem")
+    return _generated(rows(train), "training"), _generated(rows(held_out), "held-out")
 
 
-def _word_problems(problems: Sequence[WordProblem], where: str) -> _Problems:
-    result: _Problems = []
-    for number, problem in enumerate(problems, start=1):
-        messages: tuple[Message, ...] = ({"role": "user", "content": problem.question},)
-        columns = {"answer": problem.answer}
-        result.append(
-            SourcedProblem(
-                problem=Problem(id=content_id(messages, columns), messages=messages, columns=columns),
-                where=f"{where} {number}",
-            )
-        )
-    return result
+def _colours(config: ColoursDataConfig) -> tuple[_Problems, _Problems]:
+    def rows(problems: Sequence[colours.ColourProblem]) -> list[_Row]:
+        return [
+            (colours.QUESTION, {"answer": problem.answer, "picture": data_url(problem.picture)}) for problem in problems
+        ]
+
+    train, held_out = colours.train_and_held_out(config)
+    return _generated(rows(train), "training"), _generated(rows(held_out), "held-out")
+
+
+def _generated(rows: Sequence[_Row], kind: str) -> _Problems:
+    problems: _Problems = []
+    for number, (question, columns) in enumerate(rows, start=1):
+        messages: tuple[Message, ...] = ({"role": "user", "content": question},)
+        problem = Problem(id=content_id(messages, columns), messages=messages, columns=columns)
+        problems.append(SourcedProblem(problem=problem, where=f"generated {kind} problem {number}"))
+    return problems
 
 
 def _hold_out(rows: _Problems, fraction: float, seed: int, source: str) -> tuple[_Problems, _Problems]:

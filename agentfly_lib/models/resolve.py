@@ -12,10 +12,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from agentfly_lib.configs.model import ModelConfig, PretrainedModelConfig, TinyModelConfig
+from agentfly_lib.configs.model import (
+    ModelConfig,
+    PretrainedModelConfig,
+    TinyModelConfig,
+    TinyVisionModelConfig,
+)
 from agentfly_lib.errors import ModelError
 from agentfly_lib.models.fingerprint import fingerprint_directory
-from agentfly_lib.models.tiny import Progress, default_cache, ensure_tiny
+from agentfly_lib.models.made import Progress, default_cache
+from agentfly_lib.models.tiny import ensure_tiny
+from agentfly_lib.models.tiny_vision import ensure_tiny_vision
 from agentfly_lib.refs import ModelRef
 
 __all__ = ["check_directory", "resolve_model"]
@@ -31,7 +38,7 @@ _MAX_HEADER_BYTES = 100_000_000
 def resolve_model(
     config: ModelConfig, cache: Path | None = None, progress: Progress | None = None, *, template: str | None = None
 ) -> ModelRef:
-    """The directory of `config`'s model: made (`tiny`), given, or fetched from the hub.
+    """The directory of `config`'s model: made (`tiny`, `tiny_vision`), given, or fetched from the hub.
 
     cache: where the small model and the hashes of large files are kept; the user's cache directory by default.
     Raises `ModelError` naming what is missing and what to do.
@@ -40,6 +47,8 @@ def resolve_model(
     match config:
         case TinyModelConfig():
             return ensure_tiny(config, cache, progress)
+        case TinyVisionModelConfig():
+            return ensure_tiny_vision(config, cache, progress)
         case PretrainedModelConfig():
             directory = _local_directory(config)
             check_directory(directory, template=template)

@@ -14,7 +14,7 @@ tool of one argument. Tool results are a user turn; several in a row share it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ __all__ = [
     "FIXED_STRINGS",
     "PADDING",
     "SPECIAL_TOKENS",
+    "VISION_TEMPLATE",
+    "VISION_TOKENS",
     "VOCABULARY_SIZE",
     "build_tokenizer",
 ]
@@ -44,6 +46,8 @@ SPECIAL_TOKENS = (
     "<tools>",
     "</tools>",
 )
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+"""What a model that sees has besides."""
 FIXED_STRINGS = ('{"name": "', '", "arguments": {"', '": "', '"}}', " \\boxed{")
 """Single tokens that are not special: a call is these around a name, an argument name and a value."""
 
@@ -99,8 +103,26 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
 
+VISION_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{{- part if part is string else part.text -}}",
+    """
+      {%- if part is string -%}{{- part -}}
+      {%- elif part.type == 'image' -%}{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+      {%- else -%}{{- part.text -}}
+      {%- endif -%}
+    """,
+)
+"""The same for messages with pictures, each of which stands as one placeholder between its two marks."""
 
-def build_tokenizer(corpus: Iterable[str], *, vocabulary_size: int = VOCABULARY_SIZE) -> Qwen2Tokenizer:
+
+def build_tokenizer(
+    corpus: Iterable[str],
+    *,
+    vocabulary_size: int = VOCABULARY_SIZE,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    fixed_strings: Sequence[str] = FIXED_STRINGS,
+    template: str = CHAT_TEMPLATE,
+) -> Qwen2Tokenizer:
     """Train the tokenizer on `corpus`, which should hold every word of the task; the same corpus gives the same ids.
 
     Any text can be encoded whatever the corpus was, since all 256 bytes are tokens. `<|im_end|>` ends a turn (eos),
@@ -117,7 +139,7 @@ def build_tokenizer(corpus: Iterable[str], *, vocabulary_size: int = VOCABULARY_
         corpus,
         trainers.BpeTrainer(
             vocab_size=vocabulary_size,
-            special_tokens=[*SPECIAL_TOKENS, *FIXED_STRINGS],
+            special_tokens=[*special_tokens, *fixed_strings],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),
@@ -130,7 +152,7 @@ def build_tokenizer(corpus: Iterable[str], *, vocabulary_size: int = VOCABULARY_
         eos_token=END_OF_TURN,
         pad_token=PADDING,
     )
-    for token in (*SPECIAL_TOKENS, *FIXED_STRINGS):
+    for token in (*special_tokens, *fixed_strings):
         tokenizer.add_tokens(AddedToken(token, special=token.startswith("<|"), normalized=False))
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = template
     return tokenizer

@@ -17,7 +17,7 @@ from agentfly_lib.types import IntArray, MaskArray, Message
 
 if TYPE_CHECKING:
     import torch
-    from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
+    from transformers import Qwen2ForCausalLM, Qwen2Tokenizer, Qwen2VLForConditionalGeneration
 
 __all__ = ["Encoded", "WarmStage", "encode", "train"]
 
@@ -30,6 +30,8 @@ class Encoded:
 
     token_ids: IntArray  # [T]
     loss_mask: MaskArray  # [T]  True on the assistant's tokens, end-of-turn included
+    pictures: tuple[bytes, ...] = ()
+    """Encoded, in the order of their placeholders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +71,18 @@ def encode(
 
 
 def train(
-    model: Qwen2ForCausalLM,
+    model: Qwen2ForCausalLM | Qwen2VLForConditionalGeneration,
     episodes: Sequence[Encoded],
     stage: WarmStage,
     *,
     pad_id: int,
     on_step: Callable[[int, float], None] | None = None,
+    see: Callable[[torch.Tensor, Sequence[Encoded]], Mapping[str, torch.Tensor]] | None = None,
 ) -> float:
     """Train `model` in place on `episodes` in their order, `stage.batch_size` a step; returns the last step's loss.
 
-    `on_step` gets the number of steps done and the loss, in nats per token.
+    `on_step` gets the number of steps done and the loss, in nats per token. `see` gives what the model takes besides
+    the token ids [B, T] of these episodes.
     """
     import torch
 
@@ -91,10 +95,10 @@ def train(
     )
     model.train()
     last = math.nan
-    for step, (token_ids, loss_mask) in enumerate(_batches(episodes, stage.batch_size, pad_id)):
+    for step, (batch, token_ids, loss_mask) in enumerate(_batches(episodes, stage.batch_size, pad_id)):
         for group in optimizer.param_groups:
             group["lr"] = stage.learning_rate_at(step)
-        loss = _loss(model, token_ids, loss_mask)
+        loss = _loss(model, token_ids, loss_mask, {} if see is None else see(token_ids, batch))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -105,7 +109,12 @@ def train(
     return last
 
 
-def _loss(model: Qwen2ForCausalLM, token_ids: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+def _loss(
+    model: Qwen2ForCausalLM | Qwen2VLForConditionalGeneration,
+    token_ids: torch.Tensor,
+    loss_mask: torch.Tensor,
+    seen: Mapping[str, torch.Tensor],
+) -> torch.Tensor:
     """Mean cross-entropy over the masked tokens of `token_ids` [B, T].
 
     Rows are padded on the right, which causal attention never looks at from a real token, so no attention mask is
@@ -113,13 +122,15 @@ def _loss(model: Qwen2ForCausalLM, token_ids: torch.Tensor, loss_mask: torch.Ten
     """
     from torch.nn import functional
 
-    hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state
+    hidden = model.model(input_ids=token_ids, use_cache=False, **seen).last_hidden_state
     predicts = loss_mask[:, 1:]
     logits = model.lm_head(hidden[:, :-1][predicts])
     return functional.cross_entropy(logits, token_ids[:, 1:][predicts])
 
 
-def _batches(episodes: Sequence[Encoded], batch_size: int, pad_id: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _batches(
+    episodes: Sequence[Encoded], batch_size: int, pad_id: int
+) -> Iterator[tuple[Sequence[Encoded], torch.Tensor, torch.Tensor]]:
     import torch
 
     for start in range(0, len(episodes), batch_size):
@@ -131,4 +142,4 @@ def _batches(episodes: Sequence[Encoded], batch_size: int, pad_id: int) -> Itera
         for row, episode in enumerate(batch):
             token_ids[row, : len(episode.token_ids)] = torch.from_numpy(episode.token_ids)
             loss_mask[row, : len(episode.loss_mask)] = torch.from_numpy(episode.loss_mask)
-        yield token_ids, loss_mask
+        yield batch, token_ids, loss_mask

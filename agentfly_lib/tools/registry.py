@@ -20,6 +20,7 @@ SHIPPED_TOOLS = {
         "finish",
         "grep",
         "list_files",
+        "look",
         "read_file",
         "run_shell",
         "undo_edit",
