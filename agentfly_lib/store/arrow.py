@@ -43,15 +43,26 @@ class TableFile:
     bytes: int
 
 
-def write_table(path: Path, table: pa.Table, kind: TableKind, metadata: Mapping[str, str] | None = None) -> TableFile:
-    """Writes a table (zstd) atomically and durably. `metadata` is kept in the file. Raises `ShardError`."""
+def write_table(
+    path: Path,
+    table: pa.Table,
+    kind: TableKind,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    batch_rows: int | None = None,
+) -> TableFile:
+    """Writes a table (zstd) atomically and durably. Raises `ShardError`.
+
+    metadata: is kept in the file.
+    batch_rows: rows of one record batch, which is what a reader of single rows has to decompress; all in one if unset.
+    """
     header = {"kind": kind.name, "version": str(kind.version), "rows": str(table.num_rows), **(metadata or {})}
     table = table.replace_schema_metadata({_PREFIX + key: value for key, value in header.items()})
     if not table.schema.equals(kind.schema, check_metadata=False):
         raise TypeError(f"a table of {kind.name} must have the columns {kind.schema.names} of its schema")
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table)
+        writer.write_table(table, max_chunksize=batch_rows)
     data = memoryview(sink.getvalue())
     write_bytes(path, data)
     return TableFile(rows=table.num_rows, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))

@@ -37,7 +37,7 @@ from agentfly_lib.store.turns import (
 )
 from agentfly_lib.types import ImageSpan, Problem, Segment, StopReason, Trajectory, TrajectoryGroup, Turn
 
-__all__ = ["ROLLOUTS", "PartIndex", "PartInfo", "inspect_part", "read_index", "read_part", "write_part"]
+__all__ = ["ROLLOUTS", "PartIndex", "PartInfo", "PartRows", "inspect_part", "read_index", "read_part", "write_part"]
 
 _VERSION_1 = pa.schema(
     [
@@ -83,6 +83,9 @@ _VERSION_2 = pa.schema(
     ]
 )
 ROLLOUTS = TableKind(name="rollouts", version=2, schema=_VERSION_2, earlier={1: _VERSION_1})
+_BATCH_ROWS = 64
+"""Rows of one record batch, the least that a reader of one row decompresses. Smaller batches cost more than they save:
+each column of each is compressed on its own."""
 _INDEX_COLUMNS = ["id", "group_id", "chain", "stop"]
 
 
@@ -126,7 +129,8 @@ def write_part(path: Path, groups: Sequence[TrajectoryGroup], *, step: int, atte
     """
     _check_groups(groups)
     table = _encode(groups, step=step)
-    written = write_table(path, table, ROLLOUTS, {"step": str(step), "attempt": str(attempt)})
+    metadata = {"step": str(step), "attempt": str(attempt)}
+    written = write_table(path, table, ROLLOUTS, metadata, batch_rows=_BATCH_ROWS)
     return PartInfo(
         name=path.name,
         groups=tuple(group.id for group in groups),
@@ -161,6 +165,65 @@ def read_index(path: Path, expected: PartInfo | None = None) -> PartIndex:
     if expected is not None and index.groups != expected.groups:
         raise ShardError(f"{path} does not hold the groups that its manifest lists")
     return index
+
+
+class PartRows:
+    """A part open for single trajectories: of the file, only what they need is read and decompressed.
+
+    Checks what the rows say, not the file's checksum: use `read_part` where that matters. Close it, or use it as a
+    context. Raises `ShardError` naming the file if it is missing or no part.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = pa.memory_map(str(path))
+        except OSError as error:
+            raise ShardError(f"cannot read {path}: {error}") from error
+        try:
+            self._reader = pa.ipc.open_file(self._file)
+            header = table_metadata(self._reader.schema.empty_table())
+            readable = {str(version) for version in (*ROLLOUTS.earlier, ROLLOUTS.version)}
+            if header.get("kind") != ROLLOUTS.name or header.get("version") not in readable:
+                raise pa.ArrowInvalid("no rollouts of a version that this program reads")
+            self._rows = int(header["rows"])
+            # All batches but the last are of one size, see `write_table`.
+            self._batch_rows = self._reader.get_batch(0).num_rows if self._rows else 1
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            self._file.close()
+            raise ShardError(f"{path} is truncated or not a part of rollouts ({error})") from error
+
+    def __enter__(self) -> PartRows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def close(self) -> None:
+        """Let go of the file; what was read stays valid."""
+        self._file.close()
+
+    def trajectory(self, row: int) -> tuple[Problem, Trajectory]:
+        """The trajectory of a row, from 0, and its problem; `reward` is None. Raises `IndexError`, `ShardError`."""
+        if not 0 <= row < self._rows:
+            raise IndexError(f"{self._path} has {self._rows} rows, there is no row {row}")
+        number, place = divmod(row, self._batch_rows)
+        table = pa.Table.from_batches([self._reader.get_batch(number)]).take([place])
+        with _faults_named(self._path):
+            shown = "pictures" in table.column_names and table["pictures"][0].as_py()
+            group = _decode(self._path, table, _Pictures(self._pictures_before(row) if shown else None))[0]
+        return group.problem, group.trajectories[0]
+
+    def _pictures_before(self, row: int) -> dict[str, bytes]:
+        pictures = _Pictures()
+        for number in range(row // self._batch_rows + 1):
+            batch = self._reader.get_batch(number).select(["pictures", "picture_bytes"])
+            for each in batch.slice(0, row - number * self._batch_rows).to_pylist():
+                pictures.of(each["pictures"], each["picture_bytes"])
+        return pictures.known
 
 
 def inspect_part(path: Path, *, step: int) -> PartInfo:
@@ -307,15 +370,15 @@ def _check_picture(digest: str, data: bytes) -> None:
 class _Pictures:
     """The pictures of a part while its rows are read in order."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, bytes] = {}
+    def __init__(self, known: Mapping[str, bytes] | None = None) -> None:
+        self.known: dict[str, bytes] = dict(known or {})
 
     def of(self, digests: Sequence[str], new: Sequence[bytes]) -> dict[str, bytes]:
-        unknown = [digest for digest in digests if digest not in self._known]
+        unknown = [digest for digest in digests if digest not in self.known]
         for digest, data in zip(unknown, new, strict=True):
             _check_picture(digest, data)
-            self._known[digest] = data
-        return {digest: self._known[digest] for digest in digests}
+            self.known[digest] = data
+        return {digest: self.known[digest] for digest in digests}
 
 
 class _Tokens:
@@ -364,7 +427,7 @@ def _flat(table: pa.Table, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.
     return values, column.offsets.to_numpy()
 
 
-def _decode(path: Path, table: pa.Table) -> list[TrajectoryGroup]:
+def _decode(path: Path, table: pa.Table, pictures: _Pictures | None = None) -> list[TrajectoryGroup]:
     for name in (*_INDEX_COLUMNS, "problem_id", "attempt", "problem"):
         if table.column(name).null_count:
             raise ValueError(f"{name} has nulls")
@@ -375,7 +438,7 @@ def _decode(path: Path, table: pa.Table) -> list[TrajectoryGroup]:
     problem_of_row = [problems[index] for index in column.indices.to_pylist()]
     apart = {"token_ids", "loss_mask", "logprobs", "versions", "segment_lengths", "problem"}
     rows = table.select([name for name in table.column_names if name not in apart]).to_pylist()
-    pictures = _Pictures()
+    pictures = pictures or _Pictures()
     groups: dict[str, tuple[Problem, list[Trajectory]]] = {}
     for number, row in enumerate(rows):
         trajectory = Trajectory(

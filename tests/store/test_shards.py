@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from agentfly_lib.errors import ShardError
-from agentfly_lib.store.shards import ROLLOUTS, inspect_part, read_index, read_part, write_part
+from agentfly_lib.store.shards import ROLLOUTS, PartRows, inspect_part, read_index, read_part, write_part
 from agentfly_lib.types import (
     Failure,
     FailureKind,
@@ -147,6 +147,9 @@ def test_what_is_written_is_what_is_read(written):
             assert read == written
             assert [_bits(group) for group in read] == [_bits(group) for group in written]
         assert inspect_part(path, step=7) == info
+        rows = [(group.problem, each) for group in written for each in group.trajectories]
+        with PartRows(path) as part:
+            assert [part.trajectory(row) for row in range(len(part))] == rows
         index = read_index(path, info)
         assert index.ids == tuple(each.id for group in written for each in group.trajectories)
         assert index.stops == tuple(each.stop for group in written for each in group.trajectories)
@@ -210,6 +213,28 @@ class TestPictures:
         assert os.listdir(tmp_path) == []
 
 
+class TestSingleRows:
+    def test_are_read_from_any_batch_with_pictures_that_an_earlier_row_brought(self, tmp_path, make_group):
+        written = [_seeing(make_group(f"0-{number}"), b"all", b"%d" % (number // 40)) for number in range(100)]
+        write_part(tmp_path / "p.arrow", written, step=0)
+        with PartRows(tmp_path / "p.arrow") as part:
+            rows = [each for group in written for each in group.trajectories]
+            assert len(part) == len(rows) > 128
+            for row in (0, 63, 64, 127, 128, len(rows) - 1):
+                assert part.trajectory(row)[1] == rows[row]
+            for row in (-1, len(rows)):
+                with pytest.raises(IndexError, match=f"there is no row {row}"):
+                    part.trajectory(row)
+
+    @pytest.mark.parametrize("data", [b"", b"not an Arrow file", b"ARROW1\0\0" + bytes(100)])
+    def test_of_what_is_no_part_are_refused(self, tmp_path, data):
+        (tmp_path / "p.arrow").write_bytes(data)
+        with pytest.raises(ShardError, match=r"p\.arrow"):
+            PartRows(tmp_path / "p.arrow")
+        with pytest.raises(ShardError, match="cannot read"):
+            PartRows(tmp_path / "missing.arrow")
+
+
 class TestVersionOne:
     """A file that the first schema's own code has written."""
 
@@ -232,6 +257,8 @@ class TestVersionOne:
         assert all(not each.pictures for group in (first, second) for each in group.trajectories)
 
     def test_its_index_and_its_step_too(self):
+        with PartRows(self.PART) as part:
+            assert [part.trajectory(row)[1].id for row in range(len(part))] == ["3-0/0", "3-0/1", "3-1/0"]
         assert read_index(self.PART).ids == ("3-0/0", "3-0/1", "3-1/0")
         assert inspect_part(self.PART, step=3).groups == ("3-0", "3-1")
 

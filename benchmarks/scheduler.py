@@ -1,0 +1,109 @@
+"""How close a collection comes to the best possible schedule, over an engine and tools whose costs are known exactly.
+
+512 chains of three turns on an engine of 128 slots, real collector, chat format, tools and shards; and 128 chains, for
+which nothing ever waits for a slot. The bound is the larger of all tokens at the engine's peak rate and the longest
+chain with nobody beside it. Beside it, what lock-step turns and tools one after another would take for the same script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from agentfly_lib.agents.build import build_agent
+from agentfly_lib.configs import HFAgentConfig, RolloutConfig, TinyModelConfig
+from agentfly_lib.models.tiny import ensure_tiny
+from agentfly_lib.rollout import RolloutSeeds, collect
+from agentfly_lib.store.layout import StepDirectory
+from agentfly_lib.store.manifest import RolloutStore
+from benchmarks.report import Finding, show
+from benchmarks.simulated import DELAYS, Script, SimulatedEngine
+
+__all__ = ["lock_step_seconds", "main", "over_ideal"]
+
+TURNS = 3
+SLOTS = 128
+REPEATS = 3
+
+
+def main() -> bool:
+    """Runs it; True if the bars are met."""
+    findings = []
+    for chains, bar in ((4 * SLOTS, 1.30), (SLOTS, 1.10)):
+        for delays in DELAYS:
+            script = Script.draw(chains, TURNS, delays)
+            ratios = [asyncio.run(over_ideal(script, slots=SLOTS)) for _ in range(REPEATS)]
+            what = f"{chains} chains, {SLOTS} slots, tools {delays.replace('_', '-')}"
+            findings.append(Finding(what=f"{what}: wall / ideal", value=statistics.median(ratios), unit="x", bar=bar))
+            findings.append(Finding(what=f"{what}: lock-step / ideal", value=_lock_step_ratio(script), unit="x"))
+    return show("scheduler", findings, notes=f"median of {REPEATS}; lock-step is computed, its tools run concurrently")
+
+
+async def over_ideal(script: Script, *, slots: int) -> float:
+    """Wall time of a collection of the script's chains, over the bound."""
+    agent = build_agent(
+        HFAgentConfig(max_turns=TURNS, tools=("benchmarks.simulated:wait",)), ensure_tiny(TinyModelConfig()).path
+    )
+    chains = len(script.lengths)
+    with tempfile.TemporaryDirectory() as folder:
+        store = RolloutStore.open(
+            StepDirectory(Path(folder)),
+            step=0,
+            policy_version=0,
+            group_ids=[name for name, _ in script.problems],
+            chains=1,
+        )
+        async with SimulatedEngine(script, agent.chat, slots=slots) as engine:
+            clock = asyncio.get_running_loop().time
+            started = clock()
+            collected = await collect(
+                agent,
+                engine,
+                script.problems,
+                store,
+                config=RolloutConfig(
+                    chains=1,
+                    max_concurrency=chains,
+                    max_turn_tokens=8192,
+                    max_sampled_tokens=32768,
+                    context_length=65536,
+                ),
+                seeds=RolloutSeeds(run_seed=0, step=0),
+            )
+            seconds = clock() - started
+        if collected.progress.failures or collected.progress.sampled_tokens != int(script.lengths.sum()):
+            raise RuntimeError(f"the script was not followed: {collected.progress}")
+        return seconds / script.ideal(engine)
+
+
+def lock_step_seconds(script: Script, engine: SimulatedEngine) -> float:
+    """What a loop takes that generates a turn for all chains, runs all their tools at once, and goes on together."""
+    total = 0.0
+    for turn in range(script.lengths.shape[1]):
+        lengths = sorted(script.lengths[:, turn])
+        for first in range(0, len(lengths), engine.slots):
+            batch = lengths[first : first + engine.slots]
+            done = 0
+            for place, length in enumerate(batch):
+                total += (length - done) * engine.step(len(batch) - place)
+                done = length
+        if turn < script.delays.shape[1]:
+            total += float(script.delays[:, turn].max())
+    return total
+
+
+def _lock_step_ratio(script: Script) -> float:
+    agent = build_agent(HFAgentConfig(), ensure_tiny(TinyModelConfig()).path)
+    engine = SimulatedEngine(script, agent.chat, slots=SLOTS)
+    return lock_step_seconds(script, engine) / script.ideal(engine)
+
+
+if __name__ == "__main__":
+    started = time.perf_counter()
+    met = main()
+    print(f"{time.perf_counter() - started:.0f} s")
+    sys.exit(0 if met else 1)
