@@ -1,11 +1,11 @@
-"""A collection wastes little of what an ideal schedule needs, whatever the tools' delays; in virtual time, so exactly."""
+"""A collection wastes little of what an ideal schedule needs, whatever the delays of tools; in virtual time."""
 
 from __future__ import annotations
 
 import pytest
+
 from benchmarks.scheduler import over_ideal
 from benchmarks.simulated import DELAYS, Script
-
 from tests.resources.virtual_time import run
 
 
