@@ -65,6 +65,12 @@ class Generation:
     exact: bool = True
     """False if the ids are not known to be those that were sampled (text encoded again), or their log-probs are not:
     the trajectory is then unfit for training."""
+    versions: Sequence[int] = ()  # [S]
+    """Version of the weights that sampled each token, never falling; not given, `policy_version` sampled them all."""
+
+    def __post_init__(self) -> None:
+        if not self.versions:
+            object.__setattr__(self, "versions", [self.policy_version] * len(self.token_ids))
 
 
 class Generate(Protocol):

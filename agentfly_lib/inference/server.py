@@ -39,7 +39,7 @@ _DELTA_SECONDS = 0.02
 """Tokens of requests that are streamed are sent no more often."""
 
 PackedRequest = tuple[str, tuple[int, ...], int, dict[str, Any], int | None, tuple[int, ...], bool]
-PackedGeneration = tuple[list[int], list[float], str, int, int, float]
+PackedGeneration = tuple[list[int], list[float], str, int, int, float, list[int]]
 Reply = (
     tuple[int, Literal["generation"], PackedGeneration]
     | tuple[int, Literal["tokens"], list[int]]
@@ -254,6 +254,7 @@ def _pack_generation(generation: Generation) -> PackedGeneration:
         generation.policy_version,
         generation.cached_tokens,
         generation.seconds,
+        list(generation.versions),
     )
 
 
@@ -262,7 +263,7 @@ def unpack_reply(reply: Reply) -> Generation | list[int] | Exception:
     if reply[1] == "tokens":
         return reply[2]
     if reply[1] == "generation":
-        token_ids, logprobs, finish, policy_version, cached_tokens, seconds = reply[2]
+        token_ids, logprobs, finish, policy_version, cached_tokens, seconds, versions = reply[2]
         return Generation(
             token_ids=token_ids,
             logprobs=logprobs,
@@ -270,6 +271,7 @@ def unpack_reply(reply: Reply) -> Generation | list[int] | Exception:
             policy_version=policy_version,
             cached_tokens=cached_tokens,
             seconds=seconds,
+            versions=versions,
         )
     if reply[1] == "engine":
         return EngineError(reply[2])

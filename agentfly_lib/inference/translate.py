@@ -74,6 +74,7 @@ def generation_of(output: RequestOutput, *, seconds: float) -> Generation:
         logprobs=chosen_logprobs(completion.logprobs, token_ids),  # pyright: ignore[reportArgumentType] - flat is asked for
         finish=finish_of(output),
         policy_version=int(spans[0].version) if spans else -1,
+        versions=[int(span.version) for span in spans or () for _ in range(span.start, span.end)],
         cached_tokens=output.num_cached_tokens or 0,
         seconds=seconds,
     )

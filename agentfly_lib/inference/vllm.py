@@ -50,8 +50,8 @@ class _Waiting:
     stop_strings: StopStrings | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    version: int = -1
-    """Of the weights that sampled the first token."""
+    versions: list[int] = field(default_factory=list)
+    """Of the weights that sampled each token."""
     found: bool = False
     """A stop text was found; what the engine samples beyond it is not wanted."""
     done: bool = False
@@ -63,20 +63,19 @@ class _Waiting:
         return self.on_delta is not None or self.stop_strings is not None
 
     def gather(self, output: RequestOutput, version: int) -> list[int]:
-        """Take an output that holds new tokens only; those that are wanted."""
+        """Take an output that holds new tokens only, all sampled by one version; those that are wanted."""
         completion = output.outputs[0]
         token_ids = list(completion.token_ids)
         if not token_ids or self.found:
             return []
         logprobs = chosen_logprobs(completion.logprobs, token_ids)  # pyright: ignore[reportArgumentType] - flat is asked for
-        if not self.token_ids:
-            self.version = version
         if self.stop_strings is not None:
             number = next((n for n, token in enumerate(token_ids, start=1) if self.stop_strings.push(token)), None)
             if number is not None:
                 self.found, token_ids, logprobs = True, token_ids[:number], logprobs[:number]
         self.token_ids += token_ids
         self.logprobs += logprobs
+        self.versions += [version] * len(token_ids)
         return token_ids
 
     def generation(self, output: RequestOutput) -> Generation | None:
@@ -90,7 +89,8 @@ class _Waiting:
             token_ids=self.token_ids,
             logprobs=self.logprobs,
             finish=FinishReason.STOP if self.found else finish_of(output),
-            policy_version=self.version,
+            policy_version=self.versions[0] if self.versions else -1,
+            versions=self.versions,
             cached_tokens=output.num_cached_tokens or 0,
             seconds=seconds,
         )
@@ -202,7 +202,7 @@ class VllmEngine:
         """Serve the weights in the safetensors file at `path` from now on, as `version`.
 
         Requests in flight are held, not lost: they go on with the new weights, everything before recomputed.
-        `Generation.policy_version` names the version that sampled the first token.
+        `Generation.versions` says which version sampled which token.
 
         Raises:
             EngineError: the engine is dead, the file is missing, or it does not fit the model.

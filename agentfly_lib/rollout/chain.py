@@ -366,6 +366,7 @@ class _Chain:
             {"role": "assistant", "content": reply},
             finish=generation.finish,
             policy_version=generation.policy_version,
+            versions=generation.versions,
             seconds=seconds,
         )
         return reply

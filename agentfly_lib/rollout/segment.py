@@ -4,8 +4,8 @@
     builder.sampled(ids, logprobs, ...)        mask 1, one log-prob each
     builder.observed(bridge ids, messages)     mask 0, then `sampled` again, ...
 
-Sampled ids enter as the engine gave them; text is never encoded again. Storage is flat arrays (nine bytes a token), so
-that thousands of chains in flight stay small.
+Sampled ids enter as the engine gave them; text is never encoded again. Storage is flat arrays (thirteen bytes a token),
+so that thousands of chains in flight stay small.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class SegmentBuilder:
         self._token_ids = array("i")
         self._loss_mask = bytearray()
         self._logprobs = array("f")
+        self._versions = array("i")
         self._turns: list[Turn] = []
         self._num_sampled = 0
         self._missing_logprobs = 0
@@ -71,22 +72,29 @@ class SegmentBuilder:
         *,
         finish: FinishReason,
         policy_version: int,
+        versions: Sequence[int] | None = None,
         seconds: float = 0.0,
     ) -> None:
         """Append one turn of the policy: its ids [S] as sampled, and the engine's log-prob of each [S].
 
+        `policy_version` sampled the first token, `versions` [S] each of them; if not given, one version all.
+
         Raises:
-            ValueError: there is no prompt yet, or not as many log-probs as ids.
+            ValueError: there is no prompt yet, or not as many log-probs or versions as ids.
         """
         if not self._token_ids:
             raise ValueError("a sampled turn needs a prompt before it")
         if len(ids) != len(logprobs):
             raise ValueError(f"every sampled token needs its log-prob: {len(ids)} tokens, {len(logprobs)} log-probs")
+        versions = [policy_version] * len(ids) if versions is None else versions
+        if len(ids) != len(versions):
+            raise ValueError(f"every sampled token has its version: {len(ids)} tokens, {len(versions)} versions")
         start = len(self)
         values = [math.nan if value is None else value for value in logprobs]
         self._token_ids.extend(ids)
         self._loss_mask.extend(b"\x01" * len(ids))
         self._logprobs.extend(values)
+        self._versions.extend(versions)
         self._num_sampled += len(ids)
         self._missing_logprobs += sum(map(math.isnan, values))
         self._turns.append(
@@ -141,6 +149,7 @@ class SegmentBuilder:
             token_ids=np.array(self._token_ids, dtype=np.int32),
             loss_mask=np.frombuffer(bytes(self._loss_mask), dtype=np.bool_),
             logprobs=np.array(self._logprobs, dtype=np.float32),
+            versions=np.array(self._versions, dtype=np.int32),
             turns=tuple(self._turns),
         )
 
@@ -148,3 +157,4 @@ class SegmentBuilder:
         self._token_ids.extend(ids)
         self._loss_mask.extend(bytes(len(ids)))
         self._logprobs.extend([math.nan] * len(ids))
+        self._versions.extend([-1] * len(ids))

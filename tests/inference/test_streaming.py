@@ -13,7 +13,7 @@ from agentfly_lib.inference import server as server_module
 from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.server import _Mailbox
 
-REPLY = (1, "generation", ([1, 2, 3], [-1.0] * 3, "stop", 0, 0, 0.1))
+REPLY = (1, "generation", ([1, 2, 3], [-1.0] * 3, "stop", 0, 0, 0.1, [0, 0, 0]))
 
 
 class TestMailbox:

@@ -106,20 +106,34 @@ def test_the_canary_catches_weights_that_never_arrived(actor, served, variants, 
         inside(served, remember_the_load)
 
 
-async def test_requests_in_flight_are_held_through_an_update_and_finish(actor, served, variants, variant, canaries):
-    generate = actor.RayGenerate(served).generate
+async def test_requests_in_flight_go_on_and_every_token_says_which_weights_sampled_it(
+    actor, served, variants, variant, canaries, reference
+):
+    client = actor.RayGenerate(served)
+    generate, begun = client.generate, asyncio.Event()
     tasks = [asyncio.create_task(generate(request(max_tokens=300, seed=i))) for i in range(4)]
-    async with asyncio.timeout(20):
-        while actor.engine_status(served)[0].in_flight < 4:
-            await asyncio.sleep(0)
+    streamed = client.generate_stream(request(max_tokens=300, seed=4), lambda delta: begun.set())
+    tasks.append(asyncio.create_task(streamed))
+    await asyncio.wait_for(begun.wait(), 60)
     await asyncio.to_thread(
         actor.load_weights, served, variants[variant].second_weights, version=1, canary=canaries["second"]
     )
     later = await generate(request(max_tokens=300))
     generations = await asyncio.gather(*tasks)
-    assert [len(g.token_ids) for g in generations] == [300] * 4
+    assert [len(g.token_ids) for g in generations] == [300] * 5
     assert {g.policy_version for g in generations} == {0}  # the first token came from the old weights
     assert later.policy_version == 1
+    for generation in generations:
+        old = generation.versions.count(0)
+        assert 0 < old < 300
+        assert generation.versions == [0] * old + [1] * (300 - old)
+        ids = [*TOKENS, *generation.token_ids]
+        first, second = (
+            reference(folder, ids)[-300:] for folder in (variants[variant].first, variants[variant].second)
+        )
+        assert generation.logprobs == pytest.approx(first[:old] + second[old:], abs=1e-4)
+        assert generation.logprobs != pytest.approx(first, abs=1e-1)
+        assert generation.logprobs != pytest.approx(second, abs=1e-1)
 
 
 def test_an_engine_that_was_found_is_proven_or_told_apart_without_an_update(actor, served, canaries):

@@ -285,6 +285,16 @@ async def test_an_engine_that_gives_too_few_log_probs_is_refused(world):
     assert "2 tokens, 1 log-probs" in failure.message
 
 
+async def test_each_token_keeps_the_version_that_sampled_it(world):
+    generation = Generation(
+        token_ids=[52, 53, 0], logprobs=[-1.0] * 3, finish=FinishReason.STOP, policy_version=4, versions=[4, 4, 5]
+    )
+    (segment,) = (await world.run(Says(generation))).segments
+    assert segment.versions[segment.loss_mask].tolist() == [4, 4, 5]
+    assert set(segment.versions[~segment.loss_mask]) == {-1}
+    assert segment.turns[0].policy_version == 4
+
+
 async def test_missing_log_probs_are_kept_as_nan_and_counted(world):
     generation = Generation(
         token_ids=[52, 0], logprobs=[-1.0, float("nan")], finish=FinishReason.STOP, policy_version=0

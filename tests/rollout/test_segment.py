@@ -38,6 +38,22 @@ def test_prompt_reply_result_reply():
     ]
 
 
+def test_each_sampled_token_has_the_version_that_sampled_it():
+    builder = SegmentBuilder()
+    builder.prompt([1, 2])
+    builder.sampled(
+        [3, 4, 5], [-1.0] * 3, REPLY, finish=FinishReason.STOP, policy_version=3, versions=[3, 4, 4], seconds=0.5
+    )
+    builder.observed([6], [RESULT])
+    builder.sampled([7], [-1.0], REPLY, finish=FinishReason.STOP, policy_version=4)
+    segment = builder.build()
+    assert segment.versions.tolist() == [-1, -1, 3, 4, 4, -1, 4]
+    assert segment.versions.dtype == np.int32
+    with pytest.raises(ValueError, match="2 tokens, 1 versions"):
+        builder.sampled([8, 9], [-1.0] * 2, REPLY, finish=FinishReason.STOP, policy_version=4, versions=[4])
+    assert builder.build() == segment
+
+
 def test_the_mask_is_by_origin_even_where_the_token_is_the_same():
     builder = SegmentBuilder()
     builder.prompt([0, 7])
