@@ -67,8 +67,8 @@ class InferenceConfig(Config):
     type: Literal["vllm"] = "vllm"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    replicas: Annotated[int, Field(ge=1, le=1)] = 1
-    """Engines. One is supported now."""
+    replicas: PositiveInt = 1
+    """Engines, among which requests are spread: a chain's turns and a group's chains go to the same one if it has room."""
     tensor_parallel: PositiveInt = 1
     """GPUs of one engine."""
     max_sequences: PositiveInt = 128
