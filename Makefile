@@ -81,8 +81,8 @@ format: $(STAMP) ## rewrite formatting, fix what can be fixed
 bench: $(STAMP) ## measure: every benchmark, as ratios within one run
 	$(BIN)/python -m benchmarks $(ARGS)
 
-serve: $(STAMP) ## the Prefect and MLflow pages over runs/
-	$(BIN)/agentfly ui $(ARGS)
+serve: $(STAMP) ## Prefect and MLflow servers, a worker and the deployments, until Ctrl-C
+	$(BIN)/agentfly serve $(ARGS)
 
 clean: ## remove the environment and caches (never runs/)
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -53,6 +53,9 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("interrupted; run the same command again to go on", err=True)
         sys.exit(130)
+    except asyncio.CancelledError:  # SIGTERM, which ends a flow in order
+        typer.echo("ended by SIGTERM; run the same command again to go on", err=True)
+        sys.exit(143)
     except BaseExceptionGroup as group:
         _fail(_first_of_ours(group), group)
     except AgentFlyError as error:
@@ -81,13 +84,29 @@ def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> BaseException | 
 
 
 @app.command()
-def train(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -> None:
+def train(  # noqa: PLR0917 - options of a command line have names
+    recipe: Recipe,
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+    deploy: Annotated[
+        bool, typer.Option("--deploy", help="Let a worker run it: start a flow run of a deployment (agentfly serve).")
+    ] = False,
+    deployment: Annotated[
+        str | None, typer.Option(help="With --deploy: which one; the one of this recipe if not given.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="With --deploy: until it has ended. Exits 1 if it failed.")] = (
+        False
+    ),
+) -> None:
     """Train as a recipe says. The same command again resumes a run that was stopped or killed."""
     from agentfly_lib.preflight import check_same_config
     from agentfly_lib.store.layout import RunDirectory
     from agentfly_lib.store.lock import RunLock
 
     config = _load(recipe, overrides)
+    if deploy or deployment or wait:
+        _deploy(config, recipe, overrides or [], name=deployment, wait=wait)
+        return
     _prepare(config)
     check_same_config(config)
     with RunLock(RunDirectory(config.run.directory)):
@@ -392,11 +411,37 @@ def ui(
 ) -> None:
     """Serve the Prefect and MLflow pages over the runs of this machine until Ctrl-C."""
     from agentfly_lib.leash import leash
-    from agentfly_lib.viewer.pages import serve_pages
+    from agentfly_lib.serve import serve_pages
 
     prepare_environment(root)
     with leash():
         serve_pages(root, host=host, prefect_port=prefect_port, mlflow_port=mlflow_port)
+
+
+@app.command()
+def serve(  # noqa: PLR0917 - options of a command line have names
+    root: Annotated[Path, typer.Option(help="Folder of all runs and of the servers' stores.")] = Path("runs"),
+    host: Annotated[str, typer.Option(help="Address to bind; beyond this machine nobody is asked who he is.")] = (
+        "127.0.0.1"
+    ),
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
+    project: Annotated[Path, typer.Option(help="Folder of prefect.yaml, flows and recipes.")] = Path(),
+    worker: Annotated[
+        bool, typer.Option("--worker/--no-worker", help="Also run deployments, or only the two servers.")
+    ] = True,
+) -> None:
+    """Prefect and MLflow servers, a worker and the deployments of prefect.yaml, on this machine until Ctrl-C."""
+    from agentfly_lib.leash import leash
+
+    prepare_environment(root)
+    from agentfly_lib.serve import ServeOptions, serve
+
+    options = ServeOptions(
+        root=root, project=project, host=host, prefect_port=prefect_port, mlflow_port=mlflow_port, worker=worker
+    )
+    with leash():
+        serve(options)
 
 
 @config_app.command("check")
@@ -476,6 +521,26 @@ def resources_reap(
     typer.echo(f"{len(removed)} removed")
 
 
+def _deploy(config: RunConfig, recipe: Path, overrides: list[str], *, name: str | None, wait: bool) -> None:
+    """Has a worker train; the config was checked here, and is made again there."""
+    from agentfly_lib.configs.load import assign_key, parse_overrides
+    from agentfly_lib.serve.serve import served_api
+
+    changes: dict[str, Any] = {}
+    for key, value in parse_overrides(overrides):
+        assign_key(changes, key, value)
+    served = served_api(config.run.root)
+    prepare_environment(config.run.root, quiet=True)
+    trigger = _entry("agentfly.operations", "trigger")
+    try:
+        ended = asyncio.run(trigger(recipe, changes, name=name, served=served, wait=wait, say=typer.echo))
+    except KeyboardInterrupt:
+        typer.echo("the run goes on; cancel it on its page", err=True)
+        sys.exit(130)
+    if wait and ended.state != "Completed":
+        raise typer.Exit(1)
+
+
 def _load(recipe: Path, overrides: list[str] | None) -> RunConfig:
     from agentfly_lib.configs import load_config
 
@@ -510,10 +575,14 @@ def _add_working_folder() -> None:
 
 
 def _flow(name: str) -> Callable[..., Any]:
-    """A flow by its entry point: the library does not import what stands above it."""
-    for entry in entry_points(group="agentfly.flows", name=name):
+    return _entry("agentfly.flows", name)
+
+
+def _entry(group: str, name: str) -> Callable[..., Any]:
+    """A flow or an operation by its entry point: the library does not import what stands above it."""
+    for entry in entry_points(group=group, name=name):
         return entry.load()
-    raise UserError(f"the flow {name!r} is not installed; install the project with its flows (make setup)")
+    raise UserError(f"{name!r} of {group} is not installed; install the project with its flows (make setup)")
 
 
 def _run_flow(name: str, title: str, quiet: bool, *arguments: Any) -> Any:

@@ -20,17 +20,28 @@ __all__ = ["leash"]
 _MARK = "AGENTFLY_LEASH"
 _STOP_SECONDS = 30.0
 
+_held = False
+"""This process has one already."""
+
 
 @contextlib.contextmanager
 def leash() -> Iterator[None]:
-    """What is started in this block ends with this process, however it ends."""
+    """What is started in this block ends with this process, however it ends. Within another leash it does nothing."""
+    global _held
+    if _held:
+        yield
+        return
     before, value = os.environ.get(_MARK), uuid4().hex
     command = [sys.executable, "-I", "-S", watchdog.__file__, "--mark", f"{_MARK}={value}"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as dog:
+    # Without the mark of a leash around this one, whose watchdog would end ours before it has looked.
+    unmarked = {name: text for name, text in os.environ.items() if name != _MARK}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=unmarked) as dog:
         os.environ[_MARK] = value
+        _held = True
         try:
             yield
         finally:
+            _held = False
             if before is None:
                 del os.environ[_MARK]
             else:

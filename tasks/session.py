@@ -29,6 +29,7 @@ from agentfly_lib.configs import RunConfig, config_toml
 from agentfly_lib.data.prepare import load_problems
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.evaluation.report import EvaluationMode
+from agentfly_lib.leash import leash
 from agentfly_lib.preflight import check_same_config
 from agentfly_lib.refs import DatasetRef, ModelRef
 from agentfly_lib.resources import ResourceEngine
@@ -39,6 +40,7 @@ from agentfly_lib.tracking.provenance import provenance_tags
 from agentfly_lib.tracking.tracker import RunStatus, Tracker, flatten
 from agentfly_lib.types import Problem
 from agentfly_lib.viewer.live import LiveDisplay, StageBar
+from tasks.stopping import stopped_by_sigterm
 from tasks.times import StepTimes
 
 __all__ = ["Session", "current_session", "open_session"]
@@ -225,14 +227,14 @@ def current_session() -> Session:
 
 @asynccontextmanager
 async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterator[Session]:
-    """Locks the run directory, refuses another config, opens tracker and display.
+    """Locks the run directory, refuses another config, opens tracker and display. SIGTERM ends it as Ctrl-C does.
 
     Raises:
         RunLockedError: a living process uses the directory.
         ConfigError: the directory belongs to a run with another config; names the keys that differ.
     """
     directory = RunDirectory(config.run.directory)
-    with RunLock(directory):
+    with leash(), RunLock(directory), stopped_by_sigterm() as stop:
         if not directory.config_file.exists():
             write_bytes(directory.config_file, config_toml(config).encode())
         check_same_config(config)
@@ -259,6 +261,11 @@ async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterat
                 _current.reset(token)
         except (KeyboardInterrupt, asyncio.CancelledError):
             status = "KILLED"
+            raise
+        except BaseException as error:
+            if stop.asked:  # what SIGTERM raised somewhere below; the flow was cancelled all the same
+                status = "KILLED"
+                raise asyncio.CancelledError("SIGTERM") from error
             raise
         finally:
             await asyncio.to_thread(tracker.finish, status, timeout=config.tracking.drain_seconds)

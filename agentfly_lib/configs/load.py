@@ -25,6 +25,7 @@ __all__ = [
     "differing_keys",
     "expand_recipe",
     "flatten_config",
+    "lay_over",
     "load_config",
     "parse_overrides",
     "read_section",
@@ -55,7 +56,7 @@ def expand_recipe(values: Any) -> Any:
     """
     if not isinstance(values, Mapping) or "recipe" not in values:
         return values
-    return _laid_over(_read_recipe(Path(str(values["recipe"]))), {k: v for k, v in values.items() if k != "recipe"})
+    return lay_over(_read_recipe(Path(str(values["recipe"]))), {k: v for k, v in values.items() if k != "recipe"})
 
 
 FlowConfig = Annotated[RunConfig, BeforeValidator(expand_recipe)]
@@ -120,12 +121,13 @@ def _read_recipe(recipe: Path) -> dict[str, Any]:
         raise ConfigError(f"the recipe {recipe} is not valid TOML: {error}") from error
 
 
-def _laid_over(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def lay_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values with others in their place. A table that gets another `type` is replaced as a whole."""
     both = dict(base)
     for key, value in changes.items():
         below = both.get(key)
         if isinstance(below, dict) and isinstance(value, Mapping) and value.get("type") in (None, below.get("type")):
-            both[key] = _laid_over(below, value)
+            both[key] = lay_over(below, value)
         else:  # another `type` has other keys
             both[key] = value
     return both
