@@ -1,53 +1,137 @@
-"""Every Python block of the README and of docs/ runs; every shell block runs elsewhere or says why it does not."""
+"""Every Python block of the README and of docs/ runs; every shell block runs too, or says why it does not.
+
+Blocks of a page run in one folder. A block with a title is a file of that folder (`title="my_agents/tools.py"`); beside
+them lie `recipes`, and in `runs/demo` a finished run of three steps.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"(?P<note><!--[^\n]*-->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+from agentfly_lib.configs import load_config
+from agentfly_lib.preflight import check_run
+from tests.docs.pages import PAGES, REPOSITORY, Block, blocks_of, page_name
+
+SHELL = ("bash", "sh", "console")
 COMMANDS_OF_CI = ("make demo", "make test", "make check", "make setup")
 """Run by .ci/run or, for the demo, by hand before a release: they would run themselves here."""
+MADE_WHILE_THE_SITE_IS_BUILT = re.compile(r"docs/(reference/.*|changelog|decisions/index)\.md")
+FINISHED_RUN = REPOSITORY / "tests" / "store" / "golden" / "version-1" / "run"
+RUNNER = Path(__file__).with_name("run_page.py")
 
 
-def blocks(*languages: str) -> list:
-    found = []
-    for page in PAGES:
-        for match in BLOCK.finditer(page.read_text()):
-            if match["language"] in languages:
-                line = page.read_text()[: match.start()].count("\n") + 1
-                found.append(pytest.param(match, id=f"{page.relative_to(REPOSITORY)}:{line}"))
-    return found
+def with_blocks(*languages: str) -> list:
+    """Pages that have blocks to run in these languages."""
+    return [
+        pytest.param(page, id=page_name(page))
+        for page in PAGES
+        if any(block.language in languages and not block.title for block in blocks_of(page))
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a page's blocks run."""
+    (tmp_path / "recipes").symlink_to(REPOSITORY / "recipes")
+    shutil.copytree(FINISHED_RUN, tmp_path / "runs" / "demo")
+    return tmp_path
+
+
+def write_files(page: Path, folder: Path) -> list[Path]:
+    """The blocks that are files; a later one of the same name replaces the earlier one."""
+    written = []
+    for block in blocks_of(page):
+        if block.title:
+            path = folder / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+            written.append(path)
+    return written
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("block", blocks("python"))
-def test_python(block: re.Match[str], tmp_path: Path) -> None:
-    script = tmp_path / "block.py"
-    script.write_text(block["text"])
+@pytest.mark.parametrize("page", with_blocks("python"))
+def test_python(page: Path, folder: Path) -> None:
+    write_files(page, folder)
+    scripts = []
+    for block in blocks_of(page):
+        if block.language == "python" and not block.title:
+            scripts.append(folder / f"line_{block.line}.py")
+            scripts[-1].write_text(block.text)
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, RUNNER, *map(str, scripts)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"block": ')]
+    assert [result["block"] for result in results] == [str(script) for script in scripts], done.stderr[-3000:]
+    faults = [result["fault"] for result in results if result["fault"]]
+    assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("block", blocks("bash", "sh", "console"))
-def test_shell(block: re.Match[str]) -> None:
-    if block["note"]:
-        assert block["note"].startswith("<!-- not run here: "), "say why the block is not run"
-        return
-    for line in block["text"].splitlines():
-        command = line.split("#")[0].strip()
-        assert not command or command in COMMANDS_OF_CI, f"{command!r} is neither run by the tests nor marked"
+@pytest.mark.parametrize("page", with_blocks(*SHELL))
+def test_shell(page: Path, folder: Path) -> None:
+    is_a_folder = bool(write_files(page, folder))
+    for block in blocks_of(page):
+        if block.language not in SHELL:
+            continue
+        if block.note:
+            assert block.note.startswith("<!-- not run here: "), f"line {block.line}: say why the block is not run"
+            continue
+        for command in commands_of(block):
+            if command in COMMANDS_OF_CI:
+                continue
+            assert is_a_folder, f"line {block.line}: {command!r} is neither run by the tests nor marked"
+            program, *arguments = shlex.split(command)
+            assert program == "agentfly", f"line {block.line}: only agentfly is run in the folder of a page"
+            done = subprocess.run(
+                [sys.executable, "-m", "agentfly_lib", *arguments],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert done.returncode == 0, f"line {block.line}: {command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def commands_of(block: Block) -> list[str]:
+    lines = [line.split("#")[0].strip() for line in block.text.splitlines()]
+    return [line for line in lines if line]
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page_name(page)) for page in PAGES if any(b.title for b in blocks_of(page))]
+)
+def test_recipes_can_be_used(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page gives as a recipe names things that are there."""
+    files = write_files(page, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    before = set(sys.modules)
+    recipes = [path for path in files if path.suffix == ".toml" and "[run]" in path.read_text()]
+    assert recipes
+    for recipe in recipes:
+        check_run(load_config(recipe))
+    for name in set(sys.modules) - before:  # another page has other modules of these names
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+        path = (page.parent / target).resolve()
+        made = MADE_WHILE_THE_SITE_IS_BUILT.fullmatch(str(path.relative_to(REPOSITORY)))
+        assert path.exists() or made, f"{page.name} links to {target}, which is not there"
