@@ -11,7 +11,6 @@ from typing import Protocol
 from prefect import task
 
 from agentfly_lib.configs import SignalSamplingConfig
-from agentfly_lib.inference.actor import RayGenerate
 from agentfly_lib.refs import DatasetRef, EngineRef, ShardsRef
 from agentfly_lib.resources import counted_since
 from agentfly_lib.rollout import Collected, CollectProgress, RolloutSeeds, collect_with_signal
@@ -58,7 +57,7 @@ async def _collect(session: Session, step: int, dataset: DatasetRef, engines: En
             async def once(asked: Sequence[tuple[str, Problem]], seconds: float, *, finish: bool) -> Collected:
                 return await collect_groups(
                     session.agent,
-                    RayGenerate(engines),
+                    session.keeper.client(engines),
                     asked,
                     store,
                     config=config.rollout.model_copy(update={"stage_timeout_seconds": seconds}),

@@ -10,7 +10,6 @@ from prefect import task
 from agentfly_lib.configs import RolloutConfig
 from agentfly_lib.evaluation.evaluate import evaluate_groups
 from agentfly_lib.evaluation.report import EvaluationMode, EvaluationReport, read_report, write_report
-from agentfly_lib.inference.actor import RayGenerate
 from agentfly_lib.refs import DatasetRef, EngineRef, EvaluationRef
 from agentfly_lib.rollout import RolloutSeeds
 from agentfly_lib.rollout import collect as collect_groups
@@ -70,7 +69,7 @@ async def evaluate_mode(
             engines = await living_engines(session, engines)
             await collect_groups(
                 session.agent,
-                RayGenerate(engines),
+                session.keeper.client(engines),
                 problems,
                 store,
                 config=_rollout_config(session, samples),

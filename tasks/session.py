@@ -40,6 +40,7 @@ from agentfly_lib.tracking.provenance import provenance_tags
 from agentfly_lib.tracking.tracker import RunStatus, Tracker, flatten
 from agentfly_lib.types import Problem
 from agentfly_lib.viewer.live import LiveDisplay, StageBar
+from tasks.engines import EngineKeeper
 from tasks.stopping import stopped_by_sigterm
 from tasks.times import StepTimes
 
@@ -127,6 +128,11 @@ class Session:
             raise ConfigError(f"{path} is not a private folder of this user; remove it, weights are exchanged there")
         self.closing.callback(shutil.rmtree, path, ignore_errors=True)
         return path
+
+    @cached_property
+    def keeper(self) -> EngineKeeper:
+        """What asks, replaces and lends the run's engines."""
+        return EngineKeeper(self)
 
     @property
     def resources(self) -> ResourceEngine:

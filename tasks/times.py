@@ -47,6 +47,10 @@ class StepTimes:
         """Other metrics of the current step."""
         self._notes |= metrics
 
+    def count(self, name: str, number: float) -> None:
+        """Adds to a metric of the current step."""
+        self._notes[name] = self._notes.get(name, 0.0) + number
+
     def begin(self, step: int) -> None:
         """The step starts now."""
         self._begin(step)

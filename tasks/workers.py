@@ -14,9 +14,7 @@ from prefect import task
 from prefect.runtime import task_run
 
 from agentfly_lib.cluster import end_actors
-from agentfly_lib.errors import CanaryError, LearnerError
-from agentfly_lib.inference.actor import ensure_engines, load_weights, prove
-from agentfly_lib.inference.canary import Canary
+from agentfly_lib.errors import LearnerError
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.store.atomic import read_json
 from agentfly_lib.training.checkpoint import newest_checkpoint
@@ -47,7 +45,7 @@ async def start_workers(model: ModelRef) -> tuple[EngineRef, LearnerRef]:
             await session.start_cluster()
             _end_with(session)
             async with asyncio.TaskGroup() as group:
-                engines = group.create_task(_engines(session, model))
+                engines = group.create_task(session.keeper.ask(model))
                 learner = group.create_task(_learner(session, model))
         return engines.result(), learner.result()
 
@@ -60,7 +58,7 @@ async def start_engines(model: ModelRef) -> EngineRef:
         with session.display.stage("start engine"):
             await session.start_cluster()
             _end_with(session)
-            return await _engines(session, model)
+            return await session.keeper.ask(model)
 
 
 async def start_learner(session: Session, version: int) -> LearnerRef:
@@ -80,17 +78,18 @@ async def sync(version: int, engines: EngineRef, learner: LearnerRef) -> tuple[E
         session.times.begin(version)
         with session.display.stage(f"sync-{version:06d}"):
             if _first_try() and learner.policy_version == version:
-                # Both answered a moment ago; one that has died since fails the call, and the next try replaces it.
-                return await _serving(session, version, engines, learner), learner
+                # The learner answered a moment ago; if it has died since, the next try replaces it.
+                engines = await session.keeper.ask(session.resolved_model)
+                return await session.keeper.serve(version, engines, learner), learner
             return await ready(session, version)
 
 
 async def ready(session: Session, version: int) -> tuple[EngineRef, LearnerRef]:
     """Engines that serve a version and a learner that holds it. Dead ones are replaced; living ones are asked."""
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(_engines(session, session.resolved_model))
+        asked = group.create_task(session.keeper.ask(session.resolved_model))
         learner = group.create_task(learner_at(session, version))
-    return await _serving(session, version, asked.result(), learner.result()), learner.result()
+    return await session.keeper.serve(version, asked.result(), learner.result()), learner.result()
 
 
 async def living_engines(session: Session, engines: EngineRef) -> EngineRef:
@@ -98,7 +97,7 @@ async def living_engines(session: Session, engines: EngineRef) -> EngineRef:
     if _first_try():
         return engines
     if not session.trains:
-        return await _engines(session, session.resolved_model)
+        return await session.keeper.ask(session.resolved_model)
     return (await ready(session, engines.policy_version))[0]
 
 
@@ -159,43 +158,8 @@ def _end_with(session: Session) -> None:
         session.closing.push_async_callback(end)
 
 
-async def _engines(session: Session, model: ModelRef) -> EngineRef:
-    return await asyncio.to_thread(ensure_engines, session.config, model, namespace=session.namespace)
-
-
 async def _learner(session: Session, model: ModelRef) -> LearnerRef:
     checkpoint = await asyncio.to_thread(newest_checkpoint, session.directory.checkpoints)
     return await ensure_learner(
         session.config, model, checkpoint, run_name=session.config.run.name, namespace=session.namespace
     )
-
-
-async def _serving(session: Session, version: int, engines: EngineRef, ref: LearnerRef) -> EngineRef:
-    """Engines that serve the version that the learner holds, proven."""
-    if engines.policy_version == version:
-        proof = await Learner(ref, session.config.learner).canary()
-        canary = Canary(token_ids=tuple(proof.token_ids), logprobs=tuple(proof.logprobs))
-        tolerance = session.config.inference.canary_tolerance
-        try:
-            await asyncio.to_thread(prove, engines, canary, tolerance=tolerance)
-        except CanaryError as error:
-            logger.warning("the learner's weights are sent again: %s", error)
-        else:
-            return engines
-    return await _send_weights(session, version, engines, ref)
-
-
-async def _send_weights(session: Session, version: int, engines: EngineRef, ref: LearnerRef) -> EngineRef:
-    learner = Learner(ref, session.config.learner)
-    path = session.exchange / "policy.safetensors"
-    with session.times.syncing():
-        proof = await learner.export(path, version)
-        canary = Canary(token_ids=tuple(proof.token_ids), logprobs=tuple(proof.logprobs))
-        engines, found = await asyncio.to_thread(load_weights, engines, path, version=version, canary=canary)
-    session.times.note(
-        {
-            "sync/canary_difference/mean": found.canary.mean_difference if found.canary else 0.0,
-            "sync/canary_difference/max": found.canary.max_difference if found.canary else 0.0,
-        }
-    )
-    return engines

@@ -104,7 +104,8 @@ class RayGenerate:
             self._links[name] = EngineLink(name, actor, self)
             for waiting in self._waiting.values():
                 waiting.failed.discard(name)
-        self._balancer.join(name)
+        if not self._links[name].silent:
+            self._balancer.join(name)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Generate.generate`."""

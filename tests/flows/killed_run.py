@@ -9,7 +9,8 @@ A place is `stage:step`. The blow comes from inside, so that a test need not gue
     update:1       itself, while the ranks compute
     record:1       itself, after the ranks have a new version and before anything says so
     checkpoint:2   itself, while files are written beside the final name
-    engine:1       the engine's process, in the middle of the collection; the run goes on
+    engine:1       the processes of all engines, in the middle of the collection; the run goes on
+    one-engine:1   one engine's process, likewise; when that was done and noticed is written to stderr
     rank:2         the learner's process, in the middle of the update; the run goes on
 """
 
@@ -19,6 +20,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,21 @@ def during(owner: type, method: str, wanted: Callable[..., bool], ready: Callabl
     setattr(owner, method, replacement)
 
 
+def kill_one_engine() -> None:
+    """Says when it did, and when a client noticed, in seconds since the epoch."""
+    from agentfly_lib.inference.client import RayGenerate
+
+    noticed = RayGenerate._tell_loss
+
+    def notice(self: RayGenerate, loss: Any) -> None:
+        print(f"noticed {loss.noticed}", file=sys.stderr, flush=True)
+        noticed(self, loss)
+
+    RayGenerate._tell_loss = notice  # type: ignore[method-assign]
+    print(f"killed {time.time()}", file=sys.stderr, flush=True)
+    actors("EngineServer")[0].kill()
+
+
 def prepare(place: str) -> None:
     from agentfly_lib.store.manifest import RolloutStore
     from agentfly_lib.store.scores import ScoreStore
@@ -127,6 +144,8 @@ def prepare(place: str) -> None:
             )
         case "engine":
             after(RolloutStore, "append", half_collected, lambda: [each.kill() for each in actors("EngineServer")])
+        case "one-engine":
+            after(RolloutStore, "append", half_collected, kill_one_engine)
         case "rank":
             during(
                 Learner,

@@ -50,6 +50,11 @@ def parts(run: RunDirectory) -> dict[Path, str]:
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
+def is_moment(line: str) -> bool:
+    """`killed SECONDS` or `noticed SECONDS`."""
+    return line.partition(" ")[0] in ("killed", "noticed")
+
+
 def wait_until_gone(root: Path, seconds: float = 20.0) -> list[list[str]]:
     """Processes of the killed run that are still there when the time is over."""
     deadline = time.monotonic() + seconds
@@ -121,11 +126,14 @@ def test_killed_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_an_engine_and_a_rank_that_die_are_replaced_and_the_run_goes_on(root: Path) -> None:
+def test_one_of_two_engines_then_both_and_a_rank_die_and_the_run_goes_on(root: Path) -> None:
     arguments = ["recipes/ci.toml", "--set", f"run.root={root}", "--set", "run.name=wounded"]
     arguments += ["--set", "evaluation.greedy=false", "--set", "rollout.max_concurrency=16"]
-    done = hurt("engine:1,rank:2", arguments)
+    arguments += ["--set", "inference.replicas=2"]
+    done = hurt("one-engine:0,engine:2,rank:2", arguments)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    when = {line.split()[0]: float(line.split()[1]) for line in reversed(done.stderr.splitlines()) if is_moment(line)}
+    assert 0 <= when["noticed"] - when["killed"] < 10, "a dead engine is noticed within ten seconds"
     run = RunDirectory(root / "wounded")
     assert [(row.balanced, row.requested, row.failed) for row in run_balance(run)] == [(True, 64, 0)] * 3
     with sqlite3.connect(f"file:{root / 'prefect' / 'prefect.db'}?mode=ro", uri=True) as database:
@@ -135,6 +143,10 @@ def test_an_engine_and_a_rank_that_die_are_replaced_and_the_run_goes_on(root: Pa
                 "on task_run.flow_run_id = flow_run.id where flow_run.name = 'train-wounded'"
             ).fetchall()
         )
-    assert counts["collect-000001"] == 2, "the collection was tried again after the engine's death"
+    assert counts["collect-000000"] == counts["collect-000001"] == 1, "the other engine did the work of the dead one"
+    assert counts["sync-000001"] == 1, "the dead engine was replaced, without a failure of the next stage"
+    assert counts["collect-000002"] == 2, "the collection was tried again when no engine was left"
     assert counts["update-000002"] == 2, "the update was tried again after the rank's death"
-    assert counts["collect-000002"] == 1
+    metrics = [json.loads((run.path / "steps" / f"{step:06d}" / "metrics.json").read_text()) for step in range(3)]
+    assert sum(each.get("engine/replaced/count", 0) for each in metrics) == 3
+    assert metrics[0]["engine/lost/count"] == 1

@@ -162,18 +162,19 @@ async def test_an_engine_that_was_found_with_other_weights_of_the_same_version_i
     actor, served, variants, variant, canaries, engine_config, tmp_path, monkeypatch
 ):
     from agentfly_lib.refs import LearnerRef
-    from tasks import workers
+    from tasks import engines
     from tasks.times import StepTimes
 
     learner = SecondWeights(variants[variant].second_weights, canaries["second"])
-    monkeypatch.setattr(workers, "Learner", lambda ref, config: learner)
+    monkeypatch.setattr(engines, "Learner", lambda ref, config: learner)
     session = SimpleNamespace(config=engine_config(), exchange=tmp_path, times=StepTimes())
+    keeper = engines.EngineKeeper(session)  # pyright: ignore[reportArgumentType]
     ref = LearnerRef(names=("rank",), namespace="none", policy_version=0)
 
-    found = await workers._serving(session, 0, served, ref)  # pyright: ignore[reportArgumentType]
+    found = await keeper.serve(0, served, ref)
     assert (found.policy_version, learner.exported) == (0, 1)
     assert actor.prove(found, canaries["second"], tolerance=1e-3) < 1e-5
-    await workers._serving(session, 0, found, ref)  # pyright: ignore[reportArgumentType]
+    await keeper.serve(0, found, ref)
     assert learner.exported == 1, "an engine that is proven keeps its weights"
 
 
