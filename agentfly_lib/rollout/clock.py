@@ -8,11 +8,24 @@ of both, which is our own overhead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
-__all__ = ["ActivityClock", "CollectTimes"]
+__all__ = ["Activity", "ActivityClock", "CollectTimes"]
+
+
+class Activity(Protocol):
+    """Is told what is in flight."""
+
+    def generating(self) -> AbstractContextManager[None]:
+        """A generation is in flight inside this block."""
+        ...
+
+    def using_tools(self) -> AbstractContextManager[None]:
+        """A turn's tool calls are in flight inside this block."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +55,10 @@ class CollectTimes:
 class ActivityClock:
     """Counts what is in flight and charges each interval between two changes to one kind. One event loop only."""
 
-    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, now: Callable[[], float] = perf_counter, *, whole: Activity | None = None) -> None:
+        """`whole` is told everything too: it may be that of several collections at the same time."""
         self._now = now
+        self._whole = whole
         self._since = now()
         self._generations = 0
         self._tools = 0
@@ -57,7 +72,8 @@ class ActivityClock:
         self._charge()
         self._generations += 1
         try:
-            yield
+            with self._whole.generating() if self._whole else nullcontext():
+                yield
         finally:
             self._charge()
             self._generations -= 1
@@ -68,7 +84,8 @@ class ActivityClock:
         self._charge()
         self._tools += 1
         try:
-            yield
+            with self._whole.using_tools() if self._whole else nullcontext():
+                yield
         finally:
             self._charge()
             self._tools -= 1

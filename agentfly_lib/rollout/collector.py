@@ -1,8 +1,9 @@
 """Collects the trajectories of one step: N problems times G chains, as many at a time as the engine should see.
 
-A fixed number of workers take the next chain in order and stay with it to its end, so a chain that has begun never
-waits behind one that has not, and no chain waits for another. When the last chain of a group ends, the group goes to
-the writer, which makes it durable while others go on. However the collection ends (done, out of time, outage,
+The next chain in order begins when there is a slot for it, and keeps the slot to its end, so a chain that has begun
+never waits behind one that has not, and no chain waits for another. Collections at the same time may share their slots
+(`ChainSlots`). When the last chain of a group ends, the group goes to the writer, which makes it durable while others
+go on. However the collection ends (done, out of time, outage,
 cancelled, killed), finished groups stay; the next `collect` over the same store asks only for the missing ones, with
 their seeds.
 
@@ -27,12 +28,13 @@ from agentfly_lib.resources import ResourceEngine
 from agentfly_lib.rollout.agent import ChainAgent
 from agentfly_lib.rollout.breaker import CircuitBreaker
 from agentfly_lib.rollout.chain import run_chain
-from agentfly_lib.rollout.clock import ActivityClock, CollectTimes
+from agentfly_lib.rollout.clock import Activity, ActivityClock, CollectTimes
 from agentfly_lib.rollout.groups import ChainPlace, OpenGroups
 from agentfly_lib.rollout.limits import ChainLimits
 from agentfly_lib.rollout.progress import CollectProgress
 from agentfly_lib.rollout.prompts import FirstPrompts
 from agentfly_lib.rollout.seeds import RolloutSeeds
+from agentfly_lib.rollout.slots import ChainSlots
 from agentfly_lib.rollout.stages import is_transient
 from agentfly_lib.rollout.writer import GroupWriter
 from agentfly_lib.store.manifest import RolloutManifest, RolloutStore
@@ -70,6 +72,9 @@ async def collect(
     greedy: bool = False,
     finish: bool = True,
     resources: ResourceEngine | None = None,
+    slots: ChainSlots | None = None,
+    rank: int = 0,
+    activity: Activity | None = None,
     on_progress: Callable[[CollectProgress], None] | None = None,
     backoff_seconds: float = _BACKOFF_SECONDS,
 ) -> Collected:
@@ -81,6 +86,9 @@ async def collect(
         config: limits, sampling, concurrency, retries. `config.chains` is the size of a group.
         finish: False leaves the store open for further groups, unless the stage's time is over.
         resources: lends what tools need, and stays open; without one the collection has its own.
+        slots: shared with other collections; without them `config.max_concurrency` chains are in flight.
+        rank: in which order collections that share slots get them, the lowest first.
+        activity: told of what is in flight too, in several collections.
         on_progress: called in the event loop when a chain ends, and at the end.
         backoff_seconds: pause before the first retry of a chain; doubled before each further one.
 
@@ -99,6 +107,9 @@ async def collect(
         seeds=seeds,
         greedy=greedy,
         finish=finish,
+        slots=slots or ChainSlots(config.max_concurrency),
+        rank=rank,
+        activity=activity,
         on_progress=on_progress,
         backoff_seconds=backoff_seconds,
         groups=OpenGroups(missing, config.chains),
@@ -134,6 +145,9 @@ class _Collection:
         seeds: RolloutSeeds,
         greedy: bool,
         finish: bool,
+        slots: ChainSlots,
+        rank: int,
+        activity: Activity | None,
         on_progress: Callable[[CollectProgress], None] | None,
         backoff_seconds: float,
         groups: OpenGroups,
@@ -146,13 +160,15 @@ class _Collection:
         self._seeds = seeds
         self._greedy = greedy
         self._finish = finish
+        self._slots = slots
+        self._rank = rank
         self._on_progress = on_progress
         self._backoff_seconds = backoff_seconds
         self._groups = groups
         self._progress = progress
         self._limits = ChainLimits.from_config(config, max_turns=agent.max_turns)
         self._prompts = FirstPrompts(agent)
-        self._clock = ActivityClock()
+        self._clock = ActivityClock(whole=activity)
         self._breaker = CircuitBreaker(config.max_consecutive_failures)
         self._writer = GroupWriter(
             store.append, flush_seconds=config.flush_seconds, groups_per_part=config.groups_per_part
@@ -184,25 +200,29 @@ class _Collection:
         """Run every missing chain. The writer is the body of the task group: it ends when the last group is written."""
         if not len(self._groups):
             return
-        workers = min(self._config.max_concurrency, len(self._groups) * self._config.chains)
         async with asyncio.timeout(self._config.stage_timeout_seconds), asyncio.TaskGroup() as tasks:
-            for _ in range(workers):
-                tasks.create_task(self._work(resources))
+            tasks.create_task(self._begin_chains(tasks, resources))
             await self._writer.run()
 
-    async def _work(self, resources: ResourceEngine) -> None:
+    async def _begin_chains(self, tasks: asyncio.TaskGroup, resources: ResourceEngine) -> None:
         for place in self._groups.places:
-            trajectory = await self._run_with_retries(place, resources)
-            group = self._groups.add(place, trajectory)
-            if group is not None:
-                self._writer.put(group)
-            if not len(self._groups):
-                self._writer.close()
-            self._report(
-                groups_done=self._progress.groups_done + (group is not None),
-                chains_done=self._progress.chains_done + 1,
-                failures=self._progress.failures + (trajectory.failure is not None),
-            )
+            await self._slots.acquire(self._rank)
+            chain = tasks.create_task(self._work(place, resources))
+            # Not in the chain itself: one that is cancelled before it has begun would keep its slot.
+            chain.add_done_callback(lambda _: self._slots.release())
+
+    async def _work(self, place: ChainPlace, resources: ResourceEngine) -> None:
+        trajectory = await self._run_with_retries(place, resources)
+        group = self._groups.add(place, trajectory)
+        if group is not None:
+            self._writer.put(group)
+        if not len(self._groups):
+            self._writer.close()
+        self._report(
+            groups_done=self._progress.groups_done + (group is not None),
+            chains_done=self._progress.chains_done + 1,
+            failures=self._progress.failures + (trajectory.failure is not None),
+        )
 
     async def _run_with_retries(self, place: ChainPlace, resources: ResourceEngine) -> Trajectory:
         attempt = 0
