@@ -105,8 +105,8 @@ class LearnerConfig(Config):
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
     microbatch_tokens: PositiveInt = 8192
     """Token budget of one packed forward pass; a longer sample goes alone."""
-    logit_chunk_tokens: PositiveInt = 4096
-    """Loss tokens whose logits exist at the same time."""
+    logit_chunk_tokens: PositiveInt = 512
+    """Trained tokens whose logits exist at the same time."""
     gradient_checkpointing: bool = False
     lora: LoraConfig | None = None
     """Train adapters instead of all weights; needs the package `peft`."""

@@ -1,7 +1,8 @@
 """The policy as the learner sees it: log-probs of chosen tokens, and nothing of the vocabulary elsewhere.
 
 The full [tokens, vocabulary] logits of a packed row never exist: only the positions that predict a trained token go
-through the output head, in chunks whose logits are computed again in the backward pass if there is more than one.
+through the output head, and those in chunks (`head.py`). An architecture whose logits are more than a linear layer's
+output has its trained tokens' logits at once.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentfly_lib.errors import ModelError
 from agentfly_lib.training.attention import Documents, register_attention
+from agentfly_lib.training.head import LogprobHead
 from agentfly_lib.types import Batch
 
 __all__ = ["PolicyInputs", "PolicyModule", "ValueHead", "load_policy", "token_logprobs"]
@@ -61,6 +62,9 @@ class PolicyModule(torch.nn.Module):
         self.logit_chunk_tokens = logit_chunk_tokens
         self.entropy_gradient = entropy_gradient
         self.value_head = ValueHead(model) if value_head else None
+        head = model.get_output_embeddings()
+        if type(head) is torch.nn.Linear and not any(getattr(model.config, name, None) for name in HEAD_SCALINGS):
+            model.set_output_embeddings(LogprobHead.of(head))
 
     def forward(
         self, inputs: PolicyInputs, temperature: float = 1.0
@@ -75,21 +79,20 @@ class PolicyModule(torch.nn.Module):
             "documents": inputs.documents,
             "use_cache": False,
         }
-        targets, chunk = inputs.targets, self.logit_chunk_tokens
-        if len(targets) <= chunk or any(getattr(self.model.config, name, None) for name in HEAD_SCALINGS):
-            output = self.model(**row, logits_to_keep=inputs.sources, output_hidden_states=self.value_head is not None)
-            logprobs, entropy = token_logprobs(output.logits[0], targets, temperature, self.entropy_gradient)
-            hidden = (
-                output.hidden_states[-1][0].index_select(0, inputs.sources) if self.value_head is not None else None
+        head, targets = self.model.get_output_embeddings(), inputs.targets
+        if isinstance(head, LogprobHead):
+            hidden = self.model.get_decoder()(**row).last_hidden_state[0].index_select(0, inputs.sources)
+            logprobs, entropy = head(
+                hidden,
+                targets,
+                temperature=temperature,
+                chunk_tokens=self.logit_chunk_tokens,
+                entropy_gradient=self.entropy_gradient,
             )
             return logprobs, entropy, self._values(hidden, logprobs)
-        hidden = self.model.get_decoder()(**row).last_hidden_state[0].index_select(0, inputs.sources)
-        head, gradient = self.model.get_output_embeddings(), self.entropy_gradient
-        parts = [
-            checkpoint(_head_logprobs, head, hidden_part, target_part, temperature, gradient, use_reentrant=False)
-            for hidden_part, target_part in zip(hidden.split(chunk), targets.split(chunk), strict=True)
-        ]
-        logprobs, entropy = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        output = self.model(**row, logits_to_keep=inputs.sources, output_hidden_states=self.value_head is not None)
+        logprobs, entropy = token_logprobs(output.logits[0], targets, temperature, self.entropy_gradient)
+        hidden = output.hidden_states[-1][0].index_select(0, inputs.sources) if self.value_head is not None else None
         return logprobs, entropy, self._values(hidden, logprobs)
 
     def _values(self, hidden: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
@@ -143,9 +146,3 @@ def load_policy(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     return model
-
-
-def _head_logprobs(
-    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, entropy_gradient: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return token_logprobs(head(hidden), targets, temperature, entropy_gradient)

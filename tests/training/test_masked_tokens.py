@@ -45,6 +45,9 @@ class Table(torch.nn.Module):
         self.logits = torch.nn.Parameter(torch.randn(tokens, VOCABULARY, generator=torch.Generator().manual_seed(1)))
         self.config = SimpleNamespace()
 
+    def get_output_embeddings(self) -> None:
+        """There is no linear layer behind the logits."""
+
     def forward(self, *, logits_to_keep: torch.Tensor, **_: Any) -> Any:
         return SimpleNamespace(logits=self.logits[logits_to_keep][None])
 
