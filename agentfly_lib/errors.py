@@ -15,6 +15,7 @@ __all__ = [
     "DataError",
     "EngineError",
     "EnvironmentFailure",
+    "ImageError",
     "InfrastructureError",
     "LearnerError",
     "LedgerError",
@@ -46,6 +47,10 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """A dataset that cannot be used; names the file and the row."""
+
+
+class ImageError(UserError):
+    """A picture that cannot be used: damaged, too large, of an unknown kind, or not allowed to be read."""
 
 
 class ModelError(UserError):

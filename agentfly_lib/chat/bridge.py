@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from agentfly_lib.types import ImageSpan
+
 __all__ = ["Bridge", "text_after_end_of_turn", "text_after_reply", "text_after_turn"]
 
 
@@ -20,6 +22,8 @@ class Bridge:
     ids: list[int]
     """Appended with mask 0; or, if `rewritten`, the whole prompt of a new segment."""
     rewritten: bool = False
+    images: tuple[ImageSpan, ...] = ()
+    """The pictures among `ids`; their spans count from the first of these."""
 
 
 def text_after_reply(before: str, after: str, reply: str) -> str | None:

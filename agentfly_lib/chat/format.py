@@ -5,6 +5,9 @@ the ids that the template puts after the last sampled token (the rest of the end
 header, the next generation prompt). Sampled ids are kept as they were sampled, so decoded text is never encoded again.
 If the template rewrites what the engine has already seen, a fresh prompt starts a new segment instead.
 
+Pictures of messages are named by their digest (`chat.pictures`); the template writes one placeholder for each, which
+becomes as many tokens as the model has features for it (`chat.vision`). A bridge holds those of what it adds alone.
+
 Replies of earlier turns go into the template as the text that was sampled. In families whose calls are control tokens
 (`HistoryForm.CALLS`) they go in taken apart, and only what the template puts between two turns is used of the result.
 """
@@ -17,17 +20,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from agentfly_lib.chat.blocks import BlockParser
 from agentfly_lib.chat.bridge import Bridge, text_after_end_of_turn, text_after_reply, text_after_turn
 from agentfly_lib.chat.families import Family, HistoryForm, detect_parser
 from agentfly_lib.chat.history import orphans_to_users, take_apart
+from agentfly_lib.chat.images import Picture
 from agentfly_lib.chat.literal import Escaped, LiteralGuard
 from agentfly_lib.chat.parsers import get_parser
+from agentfly_lib.chat.pictures import shown
 from agentfly_lib.chat.probe import probe_templates
 from agentfly_lib.chat.stream import StreamDecoder
 from agentfly_lib.chat.templates import find_template, is_shipped, own_template, own_templates
+from agentfly_lib.chat.vision import ImageLayout, Prompt, expand, find_layout
 from agentfly_lib.errors import ModelError
 from agentfly_lib.types import Message
 
@@ -37,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["ChatFormat"]
 
 Tools = Sequence[Mapping[str, Any]]
+Pictures = Mapping[str, Picture]
+_NONE: Pictures = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,6 +61,8 @@ class ChatFormat:
     """What the template is of, if it is of a family that we know."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What the template gets besides messages and tools (`enable_thinking`)."""
+    vision: ImageLayout | None = None
+    """How pictures are written; None if the model does not see: then they have no tokens of their own."""
     _guard: LiteralGuard = field(repr=False)
 
     @classmethod
@@ -101,6 +112,7 @@ class ChatFormat:
             stop_token_ids=(),
             family=family,
             options=options,
+            vision=None if model_path is None else find_layout(Path(model_path), tokenizer),
             _guard=LiteralGuard(tokenizer),
         )
         stops = [
@@ -114,12 +126,26 @@ class ChatFormat:
             raise ModelError(f"{where} has no end-of-sequence token and its chat template ends turns with no token")
         return replace(draft, stop_token_ids=stop_token_ids)
 
-    def prompt_ids(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
-        """Ids of a conversation that the policy is to answer, generation prompt included. Raises `ModelError`."""
+    def prompt(self, messages: Sequence[Message], tools: Tools | None = None, *, pictures: Pictures = _NONE) -> Prompt:
+        """Ids of a conversation that the policy is to answer, generation prompt included, and where its pictures are.
+
+        pictures: those that the messages show, by digest.
+
+        Raises `ModelError` for a conversation that the template cannot write, also if it does not write every picture,
+        and `ImageError` for a picture that the model cannot take.
+        """
         escaped = self._escape(messages, tools)
         if escaped.spelling:
-            return self._encode(self._render(escaped), escaped)
-        return list(self._apply(escaped, len(escaped.messages), tokenize=True))
+            ids = self._encode(self._render(escaped), escaped)
+        else:
+            ids = self._apply(escaped, len(escaped.messages), tokenize=True)
+        return self._expand(ids, messages, pictures)
+
+    def prompt_ids(
+        self, messages: Sequence[Message], tools: Tools | None = None, *, pictures: Pictures = _NONE
+    ) -> list[int]:
+        """The ids of `prompt`."""
+        return self.prompt(messages, tools, pictures=pictures).ids
 
     def render(self, messages: Sequence[Message], tools: Tools | None = None, *, generation_prompt: bool = True) -> str:
         """The text that the template writes; spellings of control tokens in contents are placeholders in it."""
@@ -133,6 +159,8 @@ class ChatFormat:
         sampled_ids: Sequence[int],
         additions: Sequence[Message],
         tools: Tools | None = None,
+        *,
+        pictures: Pictures = _NONE,
     ) -> Bridge:
         """Ids between the last sampled token and the next one.
 
@@ -140,23 +168,25 @@ class ChatFormat:
         reply: the text of `sampled_ids`, as `decode` gives it.
         sampled_ids: this turn's tokens; if the turn was cut, the end-of-turn token is missing, and the bridge adds it.
         additions: what answers the reply (tool results, a user's message).
+        pictures: those that any of the messages show, by digest.
         """
         reply_ended = bool(sampled_ids) and sampled_ids[-1] in self.stop_token_ids
         end_of_turn = self._text([sampled_ids[-1]]) if reply_ended else ""
         reply = reply.removesuffix(end_of_turn)
-        escaped = self._escape([*history, {"role": "assistant", "content": reply}, *additions], tools)
+        conversation = [*history, {"role": "assistant", "content": reply}, *additions]
+        escaped = self._escape(conversation, tools)
         after = self._render(escaped)
         tail = self._tail(escaped, len(history), after)
         if tail is None:
-            return Bridge(ids=self._encode(after, escaped), rewritten=True)
-        if not reply_ended:
-            return Bridge(ids=self._encode(tail, escaped))
-        # Encoded behind the token that it follows, because some tokenizers treat the start of a text in their own way.
-        tail = text_after_end_of_turn(tail, end_of_turn, self._closers)
-        ids = self._encode(end_of_turn + tail, escaped)
-        if ids[:1] == [sampled_ids[-1]]:
-            return Bridge(ids=ids[1:])
-        return Bridge(ids=self._encode(tail, escaped))
+            prompt = self._expand(self._encode(after, escaped), conversation, pictures)
+            return Bridge(ids=prompt.ids, images=prompt.images, rewritten=True)
+        added = self._expand(self._tail_ids(tail, escaped, sampled_ids, end_of_turn), additions, pictures)
+        return Bridge(ids=added.ids, images=added.images)
+
+    @property
+    def banned_token_ids(self) -> tuple[int, ...]:
+        """Ids that a policy must never sample, because they would claim a picture that is not there."""
+        return () if self.vision is None else self.vision.banned_token_ids
 
     def encode(self, text: str) -> list[int]:
         """Ids of text written by us (a template, a scripted reply), control tokens included; never of decoded text."""
@@ -236,6 +266,20 @@ class ChatFormat:
         return text_after_turn(
             before, closed, after, thought=message.get("reasoning_content", ""), closers=self._closers
         )
+
+    def _tail_ids(self, tail: str, escaped: Escaped, sampled_ids: Sequence[int], end_of_turn: str) -> list[int]:
+        """Ids of the tail behind the sampled ones, whose last is the end of the turn if there is one."""
+        if not end_of_turn:
+            return self._encode(tail, escaped)
+        # Encoded behind the token that it follows, because some tokenizers treat the start of a text in their own way.
+        tail = text_after_end_of_turn(tail, end_of_turn, self._closers)
+        ids = self._encode(end_of_turn + tail, escaped)
+        return ids[1:] if ids[:1] == [sampled_ids[-1]] else self._encode(tail, escaped)
+
+    def _expand(self, ids: Sequence[int], messages: Sequence[Message], pictures: Pictures) -> Prompt:
+        if self.vision is None:
+            return Prompt(ids=list(ids))
+        return expand(ids, [pictures[digest] for digest in shown(messages)], self.vision)
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -44,6 +44,9 @@ class GenerationRequest:
     """The conversation that `token_ids` renders, for servers that take nothing else; empty where nobody knows it."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Schemas of the tools in that prompt."""
+    images: Sequence[bytes] = ()
+    """Encoded pictures, in the order of their placeholders in `token_ids`, which are there already, one for each
+    feature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from agentfly_lib.chat import Bridge, MalformedCall, ToolCall
+from agentfly_lib.chat import Bridge, MalformedCall, PictureBook, Prompt, ToolCall
+from agentfly_lib.chat.pictures import shown
 from agentfly_lib.configs.agent import SummaryConfig
 from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.errors import EngineError, InfrastructureError, PolicyError, RolloutError
@@ -136,6 +137,7 @@ async def _run_to_the_end(
         env_reward=run.env_reward,
         metrics=run.metrics(perf_counter() - started),
         failure=failure,
+        pictures=run.pictures.files,
     )
 
 
@@ -188,6 +190,7 @@ class _Chain:
         self.stage = Stage.PROMPT
         self.segments: list[SegmentBuilder] = []
         self.env_reward: float | None = None
+        self.pictures = PictureBook()
         self.events = events
         self._agent = agent
         self._generate = generate
@@ -215,9 +218,11 @@ class _Chain:
 
     async def play(self) -> StopReason:
         """From the first prompt to the end; says why it ended."""
-        self._history, prompt = self._prompts.render(self._problem)
-        self._first = self._head = tuple(self._history)
-        self._open(prompt)
+        first = self._prompts.render(self._problem)
+        self._first = self._head = first.messages
+        self._history = list(first.messages)
+        self.pictures = PictureBook(first.pictures)
+        self._open(first.prompt)
         turn = 0
         while True:
             room = self._limits.room(prompt_tokens=len(self.segments[-1]), sampled_tokens=self._num_sampled)
@@ -271,9 +276,9 @@ class _Chain:
     def _num_sampled(self) -> int:
         return sum(builder.num_sampled for builder in self.segments)
 
-    def _open(self, ids: Sequence[int]) -> None:
+    def _open(self, prompt: Prompt | Bridge) -> None:
         builder = SegmentBuilder()
-        builder.prompt(ids)
+        builder.prompt(prompt.ids, prompt.images)
         self.segments.append(builder)
 
     async def _turn(self, room: int, *, last: bool) -> StopReason | _Step:
@@ -314,11 +319,18 @@ class _Chain:
             greedy=self._greedy,
             messages=tuple(self._history),
             tools=self._prompts.schemas,
+            images=tuple(self.pictures[digest].data for digest in self._shown()),
         )
         generation, seconds = await self._generated(request)
         reply = self._append_reply(generation, seconds)
         self.events.said(reply, generation.finish)
         return generation, reply
+
+    def _shown(self) -> list[str]:
+        """Pictures in the order of their placeholders, or of the messages if nobody here knows how they are written."""
+        if self._agent.chat.vision is None:
+            return shown(self._history)
+        return [image.digest for image in self.segments[-1].images]
 
     async def _generated(self, request: GenerationRequest) -> tuple[Generation, float]:
         self.stage = Stage.GENERATE
@@ -359,6 +371,12 @@ class _Chain:
 
     def _append_reply(self, generation: Generation, seconds: float) -> str:
         self.stage = Stage.REPLY
+        if banned := set(self._agent.chat.banned_token_ids).intersection(generation.token_ids):
+            raise PolicyError(
+                f"trajectory {self.id} sampled {', '.join(map(str, sorted(banned)))}, tokens that stand for pictures; "
+                f"the engine must ban them",
+                where=self.stage,
+            )
         reply = self._agent.chat.decode(generation.token_ids)
         self.segments[-1].sampled(
             generation.token_ids,
@@ -399,7 +417,9 @@ class _Chain:
             if result.env_reward is not None:
                 self.env_reward = result.env_reward
         ended = next((_Ended(result.answer) for result in results if result.finished), None)
-        return self._agent.observe(calls, results), ended, seconds
+        observed, unusable = self.pictures.take(self._agent.observe(calls, results), forgiving=True)
+        self._counts["image_errors"] += unusable
+        return observed, ended, seconds
 
     async def _go_on(self, step: _Step) -> bool:
         """Append the bridge to the next turn; False, and only the messages kept, if no context would be left for it."""
@@ -450,17 +470,26 @@ class _Chain:
 
     def _bridge(self, step: _Step, additions: Sequence[Message]) -> Bridge:
         chat = self._agent.chat
-        return chat.bridge(self._history, step.reply, step.sampled_ids, additions, self._prompts.schemas)
+        return chat.bridge(
+            self._history,
+            step.reply,
+            step.sampled_ids,
+            additions,
+            self._prompts.schemas,
+            pictures=self.pictures,
+        )
 
-    def _render(self, messages: Sequence[Message]) -> list[int]:
-        return self._agent.chat.prompt_ids(messages, self._prompts.schemas)
+    def _render(self, messages: Sequence[Message]) -> Prompt:
+        return self._agent.chat.prompt(messages, self._prompts.schemas, pictures=self.pictures)
 
     def _append(self, bridge: Bridge, step: _Step, additions: Sequence[Message]) -> None:
         self._history += [step.said, *additions]
         if bridge.rewritten:
-            self._open(bridge.ids)
-        ids = () if bridge.rewritten else bridge.ids
-        self.segments[-1].observed(ids, additions, seconds=step.seconds, reward=step.reward)
+            self._open(bridge)
+            bridge = Bridge(ids=[])
+        self.segments[-1].observed(
+            bridge.ids, additions, images=bridge.images, seconds=step.seconds, reward=step.reward
+        )
 
 
 def _allowed(calls: Sequence[ToolCall | MalformedCall], most: int) -> Sequence[ToolCall | MalformedCall]:
@@ -475,6 +504,7 @@ _METRICS = (
     "turns",
     "tool_calls",
     "tool_errors",
+    "image_errors",
     "prompt_tokens",
     "cached_tokens",
     "inexact_turns",

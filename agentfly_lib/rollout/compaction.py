@@ -8,7 +8,8 @@ could write that one can write this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
+from typing import TypeVar
 
 from agentfly_lib.configs.agent import NoCompactionConfig, SlidingWindowConfig, SummaryConfig
 from agentfly_lib.types import Message
@@ -19,7 +20,7 @@ _LEFT_OUT = "[Earlier turns are left out here to save space]"
 _WINDOW_WITHOUT_KEEP = 0.5
 
 Compaction = NoCompactionConfig | SlidingWindowConfig | SummaryConfig
-Render = Callable[[Sequence[Message]], list[int]]
+Rendered = TypeVar("Rendered", bound=Sized)
 
 
 def is_due(config: Compaction, *, tokens: int, context_length: int) -> bool:
@@ -34,20 +35,24 @@ def window_tokens(config: Compaction, *, context_length: int) -> int:
 
 
 def sliding_window(
-    head: Sequence[Message], steps: Sequence[Message], render: Render, *, max_tokens: int
-) -> tuple[list[Message], list[int]] | None:
-    """The head and the newest steps that fit into `max_tokens`, always the last one, and the ids of their prompt.
+    head: Sequence[Message],
+    steps: Sequence[Message],
+    render: Callable[[Sequence[Message]], Rendered],
+    *,
+    max_tokens: int,
+) -> tuple[list[Message], Rendered] | None:
+    """The head and the newest steps that fit into `max_tokens`, always the last one, and their prompt.
 
     None if there is only one step, so that nothing can be left out.
     """
     starts = [index for index, message in enumerate(steps) if message.get("role") == "assistant"]
-    kept: tuple[list[Message], list[int]] | None = None
+    kept: tuple[list[Message], Rendered] | None = None
     for left_out in range(len(starts) - 1, 0, -1):
         messages = [*_with_note(head, _LEFT_OUT), *steps[starts[left_out] :]]
-        ids = render(messages)
-        if kept is not None and len(ids) > max_tokens:
+        prompt = render(messages)
+        if kept is not None and len(prompt) > max_tokens:
             break
-        kept = messages, ids
+        kept = messages, prompt
     return kept
 
 

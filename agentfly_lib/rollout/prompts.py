@@ -6,12 +6,25 @@ another: remembering the last problem is enough.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from agentfly_lib.chat import PictureBook, Prompt
+from agentfly_lib.errors import EnvironmentFailure, ImageError
 from agentfly_lib.rollout.agent import ChainAgent
+from agentfly_lib.rollout.stages import Stage
 from agentfly_lib.types import Message, Problem
 
-__all__ = ["FirstPrompts"]
+__all__ = ["FirstPrompt", "FirstPrompts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstPrompt:
+    """How a chain begins."""
+
+    messages: tuple[Message, ...]
+    prompt: Prompt
+    pictures: PictureBook
 
 
 class FirstPrompts:
@@ -21,12 +34,22 @@ class FirstPrompts:
         self.schemas: list[dict[str, Any]] = agent.schemas
         """Tool schemas, the same in every prompt and bridge."""
         self._agent = agent
-        self._last: tuple[Problem, tuple[Message, ...], list[int]] | None = None
+        self._last: tuple[Problem, FirstPrompt] | None = None
 
-    def render(self, problem: Problem) -> tuple[list[Message], list[int]]:
-        """The conversation (a list of the caller's own) and the ids of its prompt."""
+    def render(self, problem: Problem) -> FirstPrompt:
+        """The conversation, its prompt and its pictures.
+
+        Raises `EnvironmentFailure` for a picture that cannot be used.
+        """
         if self._last is None or self._last[0] is not problem:
-            messages = tuple(self._agent.build_messages(problem))
-            self._last = problem, messages, self._agent.chat.prompt_ids(messages, self.schemas)
-        _, messages, ids = self._last
-        return list(messages), ids
+            self._last = problem, self._rendered(problem)
+        return self._last[1]
+
+    def _rendered(self, problem: Problem) -> FirstPrompt:
+        pictures = PictureBook()
+        try:
+            messages, _ = pictures.take(self._agent.build_messages(problem))
+            prompt = self._agent.chat.prompt(messages, self.schemas, pictures=pictures)
+        except ImageError as error:
+            raise EnvironmentFailure(f"problem {problem.id}: {error}", where=Stage.PROMPT) from error
+        return FirstPrompt(messages=tuple(messages), prompt=prompt, pictures=pictures)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from agentfly_lib.types import FinishReason, Message, Segment, Turn
+from agentfly_lib.types import FinishReason, ImageSpan, Message, Segment, Turn
 
 __all__ = ["SegmentBuilder"]
 
@@ -31,6 +31,7 @@ class SegmentBuilder:
         self._logprobs = array("f")
         self._versions = array("i")
         self._turns: list[Turn] = []
+        self._images: list[ImageSpan] = []
         self._num_sampled = 0
         self._missing_logprobs = 0
 
@@ -52,8 +53,13 @@ class SegmentBuilder:
         """Sampled tokens that came without a log-prob (None or NaN); they are kept with NaN."""
         return self._missing_logprobs
 
-    def prompt(self, ids: Sequence[int]) -> None:
-        """Open the segment with the ids of its first prompt.
+    @property
+    def images(self) -> tuple[ImageSpan, ...]:
+        """The pictures so far, in order."""
+        return tuple(self._images)
+
+    def prompt(self, ids: Sequence[int], images: Sequence[ImageSpan] = ()) -> None:
+        """Open the segment with the ids of its first prompt, `images` among them.
 
         Raises:
             ValueError: the segment already has tokens, or the prompt has none.
@@ -62,7 +68,7 @@ class SegmentBuilder:
             raise ValueError(f"a prompt opens a segment, and this one already has {len(self)} tokens")
         if not ids:
             raise ValueError("the first prompt of a segment has no tokens")
-        self._append_unsampled(ids)
+        self._append_unsampled(ids, images)
 
     def sampled(
         self,
@@ -122,9 +128,17 @@ class SegmentBuilder:
         raise ValueError("an answer needs a sampled turn")
 
     def observed(
-        self, ids: Sequence[int], messages: Iterable[Message], *, seconds: float = 0.0, reward: float | None = None
+        self,
+        ids: Sequence[int],
+        messages: Iterable[Message],
+        *,
+        images: Sequence[ImageSpan] = (),
+        seconds: float = 0.0,
+        reward: float | None = None,
     ) -> None:
         """Append what came back to the policy: the ids between its last token and its next turn [B], all masked.
+
+        images: those among `ids`; their spans count from the first of these.
 
         The template renders the messages together, so the ids are one span: the first message's turn holds it (with the
         seconds, and the reward of the policy's turn), those after it are empty spans at its end. Without ids (the
@@ -136,7 +150,7 @@ class SegmentBuilder:
         if not self._token_ids:
             raise ValueError("an observation needs a prompt before it")
         start = len(self)
-        self._append_unsampled(ids)
+        self._append_unsampled(ids, images)
         for message in messages:
             self._turns.append(
                 Turn(message=message, start=start, end=len(self), sampled=False, seconds=seconds, reward=reward)
@@ -151,9 +165,14 @@ class SegmentBuilder:
             logprobs=np.array(self._logprobs, dtype=np.float32),
             versions=np.array(self._versions, dtype=np.int32),
             turns=tuple(self._turns),
+            images=tuple(self._images),
         )
 
-    def _append_unsampled(self, ids: Sequence[int]) -> None:
+    def _append_unsampled(self, ids: Sequence[int], images: Sequence[ImageSpan]) -> None:
+        first = len(self)
+        self._images += [
+            dataclasses.replace(image, start=first + image.start, end=first + image.end) for image in images
+        ]
         self._token_ids.extend(ids)
         self._loss_mask.extend(bytes(len(ids)))
         self._logprobs.extend([math.nan] * len(ids))

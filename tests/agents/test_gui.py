@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from typing import ClassVar
 
 import pytest
+from PIL import Image
 
 from agentfly_lib.agents import GuiAction, GUIAgent, HFAgent, ImageAgent, ReActAgent, gui_tools
 from agentfly_lib.chat.gui_action import Screen
+from agentfly_lib.chat.images import digest_of
 from agentfly_lib.inference import ScriptedGenerate
-from agentfly_lib.store.turns import dump_turns
+from agentfly_lib.store.shards import read_part, write_part
 from agentfly_lib.tools import ToolCall, ToolResult, tool
 from agentfly_lib.types import Problem, StopReason, TrajectoryGroup
 
@@ -104,9 +107,15 @@ def test_it_can_always_finish(model_path):
     assert list(GUIAgent(model_path).tools) == ["finished"]
 
 
+def png() -> bytes:
+    file = io.BytesIO()
+    Image.linear_gradient("L").resize((16, 16)).convert("RGB").save(file, "PNG")
+    return file.getvalue()
+
+
 class TestImagesOfResults:
-    RESULT: ClassVar = {"observation": "a form", "image": b"\x89PNG"}
-    PART: ClassVar = {"type": "image", "image": "data:image/png;base64,iVBORw=="}
+    RESULT: ClassVar = {"observation": "a form", "image": png()}
+    PART: ClassVar = {"type": "image", "digest": digest_of(png())}
 
     async def test_a_gui_agent_is_shown_the_screen(self, model_path):
         agent = made(model_path, ["Action: key(keys='a')", "Action: finished(answer='x')"], lambda *_: self.RESULT)
@@ -114,13 +123,23 @@ class TestImagesOfResults:
         assert trajectory.failure is None
         assert trajectory.messages[1]["content"] == [self.PART, {"type": "text", "text": "a form"}]
         assert trajectory.final_response == "x"
+        assert trajectory.pictures == {digest_of(png()): png()}
 
     async def test_one_message_holds_the_images_of_all_results(self, model_path):
         results = [ToolResult(observation="1", images=("a",)), ToolResult(observation="2", images=("b", "c"))]
         (message,) = GUIAgent(model_path).observe([], results)
         assert [part.get("image") or part["text"] for part in message["content"]] == ["a", "b", "c", "1\n2"]
 
-    async def test_an_image_agent_gets_them_with_the_result_of_the_call(self, model_path):
+    async def test_one_that_is_broken_is_told_and_counted_and_ends_nothing(self, model_path):
+        broken = {"observation": "a form", "image": png()[: len(png()) // 2]}
+        agent = made(model_path, ["Action: key(keys='a')", "Action: finished(answer='x')"], lambda *_: broken)
+        (trajectory,) = (await agent.run([QUESTION])).trajectories
+        assert trajectory.failure is None
+        told, text = trajectory.messages[1]["content"]
+        assert told["text"].startswith("[An image was left out: the image is damaged")
+        assert (text["text"], trajectory.metrics["image_errors"], trajectory.pictures) == ("a form", 1.0, {})
+
+    async def test_an_image_agent_gets_them_with_the_result_of_the_call(self, model_path, tmp_path):
         look = tool(name="look")(lambda: self.RESULT)
         script = ['<tool_call>{"name": "look", "arguments": {}}</tool_call>', "A form."]
         chat = ImageAgent(model_path).chat
@@ -134,7 +153,8 @@ class TestImagesOfResults:
             "content": [self.PART, {"type": "text", "text": "a form"}],
         }
         group = TrajectoryGroup(id="0", problem=Problem(id="p", messages=(QUESTION,)), trajectories=(trajectory,))
-        assert "iVBORw==" in dump_turns([segment.turns for segment in group.trajectories[0].segments], "turns")
+        write_part(tmp_path / "p.arrow", [group], step=0)
+        assert read_part(tmp_path / "p.arrow") == [group]
 
     @pytest.mark.parametrize("kind", [HFAgent, ReActAgent])
     def test_an_agent_that_does_not_see_is_told_that_they_were_left_out(self, model_path, kind):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentfly_lib.chat import Bridge, HermesParser, ParsedReply, StreamDecoder
+from agentfly_lib.chat import Bridge, HermesParser, ParsedReply, Prompt, StreamDecoder
 from agentfly_lib.configs import CompactionConfig, NoCompactionConfig, RolloutConfig
 from agentfly_lib.inference import GenerationRequest, ScriptedGenerate
 from agentfly_lib.rollout import ChainLimits, RolloutSeeds, collect, run_chain, tool_messages
@@ -34,6 +34,8 @@ class CharacterChat:
 
     rewrites: bool = False
     stop_token_ids: tuple[int, ...] = (STOP,)
+    banned_token_ids: tuple[int, ...] = ()
+    vision: None = None
 
     def encode(self, text: str) -> list[int]:
         return encode(text)
@@ -47,7 +49,10 @@ class CharacterChat:
     def prompt_ids(self, messages: Sequence[Message], tools: object = None) -> list[int]:
         return encode("".join(f"{message['role'][0].upper()} {message['content']}|" for message in messages) + "A ")
 
-    def bridge(self, history, reply, sampled_ids, additions, tools=None) -> Bridge:
+    def prompt(self, messages: Sequence[Message], tools: object = None, *, pictures: object = None) -> Prompt:
+        return Prompt(ids=self.prompt_ids(messages, tools))
+
+    def bridge(self, history, reply, sampled_ids, additions, tools=None, *, pictures=None) -> Bridge:
         if self.rewrites:
             rewritten = [*history, {"role": "assistant", "content": "..."}, *additions]
             return Bridge(ids=self.prompt_ids(rewritten), rewritten=True)
