@@ -7,6 +7,8 @@ PACKAGES    := $(VENV)/.packages
 LOCK        := requirements/cpu.lock
 ENVS        := $(VENV)/.envs
 ENVS_LOCK   := requirements/envs.lock
+DOCS        := $(VENV)/.docs
+DOCS_LOCK   := requirements/docs.lock
 TORCH       := torch==2.13.0+cpu
 # Where the CPU build of torch is taken from when pip does not already know a folder that has it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -17,10 +19,10 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup envs demo test test-fast test-python check format bench serve clean
+.PHONY: help setup envs demo test test-fast test-python check format docs docs-serve walkthrough dist bench serve clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## create .venv with the tested set of packages
 
@@ -68,7 +70,7 @@ test-python: ## run the tests that need no engine on another Python: make test-p
 	VIRTUAL_ENV=.venv-light .venv-light/bin/uv pip install --quiet ".[dev]"
 	.venv-light/bin/python -m pytest -q -m "$(SMALL)" $(ARGS)
 
-check: $(STAMP) $(ENVS) ## formatting, lint, types, import direction
+check: $(STAMP) $(ENVS) $(DOCS) ## formatting, lint, types, import direction
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
@@ -77,6 +79,23 @@ check: $(STAMP) $(ENVS) ## formatting, lint, types, import direction
 format: $(STAMP) ## rewrite formatting, fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+$(DOCS): $(DOCS_LOCK) $(PACKAGES)
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode --no-deps $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -r $(DOCS_LOCK)
+	@touch $@
+
+# The theme's own news is not ours.
+docs: $(STAMP) $(DOCS) ## the documentation as a site that opens without a network: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+docs-serve: $(STAMP) $(DOCS) ## the same while you write it, on 127.0.0.1:8080
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8080 $(ARGS)
+
+walkthrough: ## follow docs/getting-started.md word for word in a fresh clone (before a release: about ten minutes)
+	$(PYTHON) tests/docs/walkthrough.py $(ARGS)
+
+dist: $(STAMP) ## wheel and source distribution in dist/
+	$(BIN)/python -m hatchling build --directory dist
 
 bench: $(STAMP) ## measure: every benchmark, as ratios within one run
 	$(BIN)/python -m benchmarks $(ARGS)

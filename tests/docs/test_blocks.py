@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -122,6 +123,9 @@ def test_recipes_can_be_used(page: Path, folder: Path, monkeypatch: pytest.Monke
     before = set(sys.modules)
     recipes = [path for path in files if path.suffix == ".toml" and "[run]" in path.read_text()]
     assert recipes
+    for path in files:
+        if path.name == "make_data.py":
+            runpy.run_path(str(path))
     for recipe in recipes:
         check_run(load_config(recipe))
     for name in set(sys.modules) - before:  # another page has other modules of these names
