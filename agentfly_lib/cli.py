@@ -376,6 +376,29 @@ def compare(
 
 
 @app.command()
+def top(
+    run: Annotated[
+        Path | None, typer.Argument(help="A run directory; the run under --root that spoke last if not given.")
+    ] = None,
+    root: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    once: Annotated[bool, typer.Option("--once", help="One look instead of a live view.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One look, as JSON.")] = False,
+) -> None:
+    """What a run does right now: stages, chains, engines, pools, ranks, warnings. Exits 1 if it is not running."""
+    from agentfly_lib.viewer.top import is_running, newest_run, state_json, state_of, watch_run
+
+    directory = newest_run(root) if run is None else _existing_run(run)
+    if json:
+        state = state_of(directory)
+        running = is_running(state)
+        typer.echo(state_json(state))
+    else:
+        running = watch_run(directory, once=once)
+    if not running:
+        raise typer.Exit(1)
+
+
+@app.command()
 def view(  # noqa: PLR0917 - options of a command line have names
     run: Run,
     other: Annotated[Path | None, typer.Option(help="Another run, to hold its rewards beside this one's.")] = None,

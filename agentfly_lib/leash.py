@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from agentfly_lib import watchdog
 
-__all__ = ["leash"]
+__all__ = ["leash", "marked_processes"]
 
 _MARK = "AGENTFLY_LEASH"
 _STOP_SECONDS = 30.0
@@ -50,3 +50,9 @@ def leash() -> Iterator[None]:
             dog.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 dog.wait(_STOP_SECONDS)
+
+
+def marked_processes() -> set[int]:
+    """Ids of the processes that were started inside the leash of this process; none if it has no leash."""
+    value = os.environ.get(_MARK)
+    return watchdog.processes_marked(f"{_MARK}={value}") if value else set()

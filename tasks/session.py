@@ -33,6 +33,7 @@ from agentfly_lib.leash import leash
 from agentfly_lib.preflight import check_same_config
 from agentfly_lib.refs import DatasetRef, ModelRef
 from agentfly_lib.resources import ResourceEngine
+from agentfly_lib.resources.pool import Pool
 from agentfly_lib.store.atomic import write_bytes
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.lock import RunLock
@@ -41,6 +42,7 @@ from agentfly_lib.tracking.tracker import RunStatus, Tracker, flatten
 from agentfly_lib.types import Problem
 from agentfly_lib.viewer.live import LiveDisplay, StageBar
 from tasks.engines import EngineKeeper
+from tasks.live import published
 from tasks.stopping import stopped_by_sigterm
 from tasks.times import StepTimes
 
@@ -142,6 +144,11 @@ class Session:
             self._resources = ResourceEngine(run=self.config.run.name)
             self.closing.push_async_callback(self._resources.aclose)
         return self._resources
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """What is lent now; empty until something is."""
+        return self._resources.pools if self._resources is not None else ()
 
     async def start_cluster(self) -> None:
         """Starts or joins Ray for the rest of the session; does nothing the second time."""
@@ -255,7 +262,7 @@ async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterat
             )
             token = _current.set(session)
             try:
-                async with session.closing:
+                async with published(session), session.closing:
                     if trains:
                         bar = session.closing.enter_context(session.display.stage("steps", total=config.run.steps))
                         bar.update(completed=session.first_open_step())

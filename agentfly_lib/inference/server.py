@@ -55,6 +55,8 @@ class EngineStatus:
     """Of the settings it was started with."""
     policy_version: int
     in_flight: int
+    sampled_tokens: int
+    """Of all answers since it was started."""
     pid: int
     rss_mib: float
     cpu_seconds: float
@@ -121,6 +123,7 @@ class EngineServer:
         self._engine = VllmEngine(settings)
         self._starting: asyncio.Task[None] | None = None
         self._mailboxes: dict[str, _Mailbox] = {}
+        self._sampled_tokens = 0
         self._orphan = OrphanTimer("this engine")
 
     async def start(self) -> None:
@@ -142,6 +145,7 @@ class EngineServer:
             digest=self._digest,
             policy_version=self._engine.policy_version,
             in_flight=self._engine.in_flight,
+            sampled_tokens=self._sampled_tokens,
             pid=os.getpid(),
             rss_mib=process.memory_info().rss / 2**20,
             cpu_seconds=times.user + times.system,
@@ -206,7 +210,9 @@ class EngineServer:
         try:
             request = _unpack_request(packed)
             answer = self._engine.generate_stream(request, tell) if streamed else self._engine.generate(request)
-            reply = (key, "generation", _pack_generation(await answer))
+            generation = await answer
+            self._sampled_tokens += len(generation.token_ids)
+            reply = (key, "generation", _pack_generation(generation))
         except EngineError as error:
             reply = (key, "engine", str(error))
         except InfrastructureError as error:

@@ -89,6 +89,11 @@ class ResourceEngine:
         held, self._held = list(self._held.values()), {}
         await _undisturbed(self._close(held))
 
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Those that there are now."""
+        return tuple(self._pools.values())
+
     def metrics(self) -> dict[str, float]:
         """Counts since the engine was made, over all pools, and seconds that trajectories have waited."""
         pools = [pool.counts for pool in self._pools.values()]

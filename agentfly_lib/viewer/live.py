@@ -5,7 +5,7 @@ On a terminal everything is redrawn in place; elsewhere (a log file, a worker) e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,7 +16,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-__all__ = ["LiveDisplay", "StageBar"]
+from agentfly_lib.viewer.state import StageView
+
+__all__ = ["SHOWN_METRICS", "LiveDisplay", "StageBar", "step_table"]
 
 _KEPT_ROWS = 12
 _COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -45,9 +47,13 @@ class StageBar:
     _progress: Progress
     _task: TaskID
 
-    def update(self, *, completed: float, total: float | None = None, note: str = "") -> None:
-        """Shows how far the stage is."""
+    def update(
+        self, *, completed: float, total: float | None = None, note: str = "", facts: Mapping[str, float] | None = None
+    ) -> None:
+        """Shows how far the stage is; `facts` are counts of its own, for `agentfly top`."""
         self._progress.update(self._task, completed=completed, total=total, note=note)
+        if facts is not None:
+            self._progress.update(self._task, facts=facts)
 
 
 class LiveDisplay:
@@ -93,7 +99,7 @@ class LiveDisplay:
     @contextmanager
     def stage(self, name: str, *, total: float | None = None) -> Iterator[StageBar]:
         """A bar that lives as long as the block; `name` such as `collect-000012`."""
-        task = self._progress.add_task(name, total=total, note="")
+        task = self._progress.add_task(name, total=total, note="", facts={})
         if not self._animated and not self._quiet and total is None:
             self.console.print(f"{name} ...", highlight=False)
         try:
@@ -108,18 +114,47 @@ class LiveDisplay:
             cells = [f"{name} {text.format(metrics[key])}" for name, key, text in _COLUMNS if key in metrics]
             self.console.print(f"{label:>12}  " + "  ".join(cells), highlight=False, soft_wrap=True)
 
+    @property
+    def stages(self) -> tuple[StageView, ...]:
+        """What is in progress, the oldest first."""
+        return tuple(
+            StageView(
+                name=task.description,
+                completed=task.completed,
+                total=task.total,
+                note=task.fields["note"],
+                seconds=task.elapsed or 0.0,
+                facts=task.fields["facts"],
+            )
+            for task in self._progress.tasks
+        )
+
+    @property
+    def rows(self) -> tuple[tuple[str, Mapping[str, float]], ...]:
+        """The newest lines of the table: label and metrics."""
+        return tuple(self._rows[-_KEPT_ROWS:])
+
     def note(self, text: str) -> None:
         """A line above the bars."""
         if not self._quiet:
             self.console.print(text, highlight=False)
 
     def _render(self) -> Group:
-        rows = self._rows[-_KEPT_ROWS:]
-        shown = [column for column in _COLUMNS if any(column[1] in metrics for _, metrics in rows)]
-        table = Table(title=self._title, title_justify="left", header_style="bold", expand=False, pad_edge=False)
-        table.add_column("step", justify="right")
-        for name, _, _ in shown:
-            table.add_column(name, justify="right")
-        for label, metrics in rows:
-            table.add_row(label, *[text.format(metrics[key]) if key in metrics else "" for _, key, text in shown])
-        return Group(table, self._progress) if rows else Group(self._progress)
+        rows = self.rows
+        return Group(step_table(self._title, rows), self._progress) if rows else Group(self._progress)
+
+
+def step_table(title: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> Table:
+    """Label and metrics of steps, one a line; columns whose metric nobody has are left out."""
+    shown = [column for column in _COLUMNS if any(column[1] in metrics for _, metrics in rows)]
+    table = Table(title=title, title_justify="left", header_style="bold", expand=False, pad_edge=False)
+    table.add_column("step", justify="right")
+    for name, _, _ in shown:
+        table.add_column(name, justify="right")
+    for label, metrics in rows:
+        table.add_row(label, *[text.format(metrics[key]) if key in metrics else "" for _, key, text in shown])
+    return table
+
+
+SHOWN_METRICS = frozenset(key for _, key, _ in _COLUMNS)
+"""Metrics that the table has a column for."""

@@ -1,0 +1,209 @@
+"""Publishes what the flow is doing, about once a second, for `agentfly top`.
+
+A look costs milliseconds of the driver: bars and pools are read from memory, engines are asked in a thread, processes
+of the learner are found by this run's mark every few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import psutil
+
+from agentfly_lib.errors import EngineError
+from agentfly_lib.inference.actor import engine_status
+from agentfly_lib.leash import marked_processes
+from agentfly_lib.refs import EngineRef
+from agentfly_lib.resources.pool import Pool
+from agentfly_lib.tracking.tracker import RunStatus
+from agentfly_lib.viewer.live import SHOWN_METRICS
+from agentfly_lib.viewer.state import EngineView, PoolView, RankView, RunState, write_state
+
+if TYPE_CHECKING:
+    from tasks.session import Session
+
+__all__ = ["gpu_memory", "published"]
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+_PROCESSES_SECONDS = 5.0
+_KEPT_WARNINGS = 5
+_KEPT_ROWS = 5
+_MIB = 2**20
+
+
+class _Warnings(logging.Handler):
+    """The newest warnings of the library."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.kept: deque[str] = deque(maxlen=_KEPT_WARNINGS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append(f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {record.getMessage()[:300]}")
+
+
+@dataclass
+class _Observer:
+    """Looks at a session."""
+
+    session: Session
+    began: float = field(default_factory=time.time)
+    warnings: _Warnings = field(default_factory=_Warnings)
+    _tokens: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _ranks: tuple[RankView, ...] = ()
+    _ranks_seen: float = float("-inf")
+
+    async def look(self, status: RunStatus | None) -> RunState:
+        """One look; `status` if the flow has ended."""
+        session = self.session
+        processes = session.clustered and status is None
+        return RunState(
+            written=time.time(),
+            began=self.began,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            run=session.config.run.name,
+            status=status or "RUNNING",
+            steps_done=session.first_open_step() if session.trains else None,
+            steps=session.config.run.steps if session.trains else None,
+            stages=session.display.stages,
+            engines=await asyncio.to_thread(self._engines) if processes else (),
+            pools=tuple(_pool_view(pool) for pool in session.pools),
+            ranks=await asyncio.to_thread(self._learner) if processes else (),
+            rows=tuple((label, _shown(metrics)) for label, metrics in session.display.rows[-_KEPT_ROWS:]),
+            warnings=tuple(self.warnings.kept),
+        )
+
+    def _engines(self) -> tuple[EngineView, ...]:
+        views = []
+        for name in (f"engine-{number}" for number in range(self.session.config.inference.replicas)):
+            try:
+                (status,) = engine_status(EngineRef(names=(name,), namespace=self.session.namespace, policy_version=0))
+            except EngineError as error:
+                if name not in self._tokens:  # it starts, or this flow has none
+                    continue
+                views.append(EngineView(name=name, error=str(error)[:200]))
+                continue
+            now, before = time.monotonic(), self._tokens.get(name)
+            self._tokens[name] = (now, status.sampled_tokens)
+            rate = None
+            if before is not None and status.sampled_tokens >= before[1]:  # a new engine begins to count anew
+                rate = (status.sampled_tokens - before[1]) / max(now - before[0], 1e-3)
+            views.append(
+                EngineView(
+                    name=name,
+                    policy_version=status.policy_version,
+                    in_flight=status.in_flight,
+                    tokens_per_second=rate,
+                    rss_mib=status.rss_mib,
+                )
+            )
+        return tuple(views)
+
+    def _learner(self) -> tuple[RankView, ...]:
+        if time.monotonic() - self._ranks_seen >= _PROCESSES_SECONDS:
+            self._ranks, self._ranks_seen = tuple(_rank_views()), time.monotonic()
+        return self._ranks
+
+
+@asynccontextmanager
+async def published(session: Session) -> AsyncIterator[None]:
+    """Publishes the session's state until the block ends, and then how it ended."""
+    observer, library = _Observer(session), logging.getLogger("agentfly_lib")
+    library.addHandler(observer.warnings)
+    publisher = asyncio.get_running_loop().create_task(_keep_publishing(observer))
+    status: RunStatus = "FAILED"
+    try:
+        yield
+        status = "FINISHED"
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        status = "KILLED"
+        raise
+    finally:
+        publisher.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await publisher
+        library.removeHandler(observer.warnings)
+        with contextlib.suppress(OSError):
+            await _publish(observer, status)
+
+
+async def _keep_publishing(observer: _Observer) -> None:
+    failed = False
+    while True:
+        try:
+            await _publish(observer, None)
+        except OSError as error:  # a full disk stops what matters soon enough
+            if not failed:
+                logger.warning("what the run does cannot be published for `agentfly top`: %s", error)
+            failed = True
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _publish(observer: _Observer, status: RunStatus | None) -> None:
+    state = await observer.look(status)
+    await asyncio.to_thread(write_state, observer.session.directory.path, state)
+
+
+def gpu_memory() -> dict[int, float]:
+    """MiB of GPU memory by process, as the driver tells; empty where there is none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    query = [program, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=5, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    used: dict[int, float] = {}
+    for pid, mib in re.findall(r"^\s*(\d+)\s*,\s*(\d+)\s*$", told, re.MULTILINE):
+        used[int(pid)] = used.get(int(pid), 0.0) + float(mib)
+    return used
+
+
+def _rank_views() -> Iterator[RankView]:
+    """Learner processes of this run on this machine. Ray puts the class, and the method that runs, into their title."""
+    gpu: dict[int, float] | None = None
+    for pid in sorted(marked_processes()):
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            title = " ".join(process.cmdline())
+            if found := re.match(r"ray::LearnerActor(?:\.(\w+))?", title):
+                gpu = gpu_memory() if gpu is None else gpu
+                yield RankView(
+                    pid=pid,
+                    doing=found[1] or "",
+                    rss_mib=process.memory_info().rss / _MIB,
+                    gpu_mib=gpu.get(pid),
+                )
+
+
+def _pool_view(pool: Pool) -> PoolView:
+    return PoolView(
+        name=pool.name,
+        alive=pool.alive,
+        in_use=pool.in_use,
+        waiting=pool.waiting,
+        made=pool.counts.made,
+        died=pool.counts.died,
+        failed=pool.counts.failed,
+    )
+
+
+def _shown(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name in SHOWN_METRICS}
