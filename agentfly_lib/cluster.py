@@ -15,14 +15,16 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentfly_lib import watchdog
 from agentfly_lib.configs.run import RayConfig
+from agentfly_lib.errors import ConfigError
 
-__all__ = ["end_actors", "gpu_count", "start_ray"]
+__all__ = ["Bundle", "bundle_gpus", "bundle_options", "end_actors", "gpu_count", "start_ray"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +32,19 @@ _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # an actor without GPUs keeps the environment that we give it
 }
+_GROUP_SECONDS = 120.0
+"""So long a run waits for its GPUs."""
+_PROBE_SHARE = 0.01
+_group_lock = threading.Lock()
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Without a cluster Ray serves on 127.0.0.1; asked for that address by name it would listen everywhere all the same."""
+
+
+class Bundle(NamedTuple):
+    """What is reserved together on one machine."""
+
+    gpus: int
+    cpus: int
 
 
 @contextlib.contextmanager
@@ -78,7 +91,7 @@ def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterato
 
 
 def end_actors(namespace: str) -> None:
-    """Ends every named actor of a namespace; quiet if there is none, or Ray has ended."""
+    """Ends every named actor of a namespace and frees its GPUs; quiet if there is none, or Ray has ended."""
     import ray
 
     if not ray.is_initialized():
@@ -88,6 +101,71 @@ def end_actors(namespace: str) -> None:
         if entry["namespace"] == namespace:
             with contextlib.suppress(ValueError):  # it ended in between
                 ray.kill(ray.get_actor(entry["name"], namespace=namespace), no_restart=True)
+    with contextlib.suppress(ValueError):  # a run without GPUs has no group
+        ray.util.remove_placement_group(ray.util.get_placement_group(f"{namespace}-gpus"))
+
+
+def bundle_options(bundles: tuple[Bundle, ...], index: int, *, namespace: str) -> dict[str, Any]:
+    """Ray options that put an actor into a bundle of the namespace's placement group, which is made if it is not there.
+
+    The group reserves all of its bundles, or none.
+
+    Raises `ConfigError` if the cluster has not so many free ones within two minutes.
+    """
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    strategy = PlacementGroupSchedulingStrategy(
+        placement_group=_gpu_group(bundles, namespace),
+        placement_group_bundle_index=index,
+        placement_group_capture_child_tasks=False,
+    )
+    return {"scheduling_strategy": strategy}
+
+
+def bundle_gpus(bundles: tuple[Bundle, ...], indices: tuple[int, ...], *, namespace: str) -> list[str]:
+    """What the GPUs of bundles of one GPU each are called on their machine, however many share them.
+
+    Raises `ConfigError` if they do not lie on one machine.
+    """
+    import ray
+
+    @ray.remote(num_cpus=0, num_gpus=_PROBE_SHARE, max_retries=0)
+    def look() -> tuple[str, list[str]]:
+        context = ray.get_runtime_context()
+        return context.get_node_id(), [str(each) for each in context.get_accelerator_ids()["GPU"]]
+
+    seen = ray.get(
+        [look.options(**bundle_options(bundles, index, namespace=namespace)).remote() for index in indices],
+        timeout=_GROUP_SECONDS,
+    )
+    if len({node for node, _ in seen}) > 1:
+        raise ConfigError(
+            f"an engine over {len(indices)} GPUs must have them on one machine; lower inference.tensor_parallel to "
+            "what one machine has"
+        )
+    return [name for _, names in seen for name in names]
+
+
+def _gpu_group(bundles: tuple[Bundle, ...], namespace: str) -> Any:
+    import ray
+
+    name = f"{namespace}-gpus"
+    wanted = [{"GPU": float(bundle.gpus), "CPU": float(bundle.cpus)} for bundle in bundles]
+    with _group_lock:
+        with contextlib.suppress(ValueError):
+            group = ray.util.get_placement_group(name)
+            if [{key: each.get(key, 0.0) for key in ("GPU", "CPU")} for each in group.bundle_specs] == wanted:
+                return group
+            ray.util.remove_placement_group(group)
+        group = ray.util.placement_group(wanted, strategy="PACK", name=name, lifetime="detached")
+        if not group.wait(_GROUP_SECONDS):
+            ray.util.remove_placement_group(group)
+            raise ConfigError(
+                f"the run needs {sum(bundle.gpus for bundle in bundles)} GPUs and "
+                f"{sum(bundle.cpus for bundle in bundles)} processors; the cluster has {gpu_count()} GPUs, and not "
+                f"enough of both were free within {_GROUP_SECONDS:g} s"
+            )
+        return group
 
 
 def gpu_count() -> int:

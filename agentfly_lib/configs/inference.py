@@ -68,9 +68,12 @@ class InferenceConfig(Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     replicas: PositiveInt = 1
-    """Engines, among which requests are spread: a chain's turns and a group's chains go to the same one if it has room."""
+    """Engines, among which requests are spread: a group's chains and their turns go to the same one if it has room."""
     tensor_parallel: PositiveInt = 1
     """GPUs of one engine."""
+    placement: Literal["auto", "split", "colocated"] = "auto"
+    """`split`: engines and learner have GPUs of their own. `colocated`: they share them, and the engines sleep while
+    the learner computes. `auto` shares only where there are too few. On CPUs it means nothing."""
     max_sequences: PositiveInt = 128
     """Sequences that the engine decodes at the same time."""
     kv_cache_mib: PositiveInt = 64

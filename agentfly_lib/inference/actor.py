@@ -17,6 +17,7 @@ from agentfly_lib.configs.run import RunConfig
 from agentfly_lib.errors import CanaryError, EngineError, ModelError
 from agentfly_lib.inference.canary import Canary, judge_reading
 from agentfly_lib.inference.client import RayGenerate, find_engine
+from agentfly_lib.inference.placement import Placement, place
 from agentfly_lib.inference.server import EngineServer, EngineStatus
 from agentfly_lib.inference.settings import EngineSettings, resolve_device
 from agentfly_lib.inference.weight_update import WeightUpdate
@@ -62,14 +63,18 @@ def ensure_engines(
         EngineError: an engine cannot start; the message holds the reason. Those that can have started.
         ConfigError: a GPU is asked for and there is none.
     """
-    settings = _settings(config, model, policy_version)
+    from agentfly_lib.cluster import gpu_count
+
+    placement = place(config, gpu_count())
+    settings = _settings(config, model, policy_version, placement)
     names = tuple(f"engine-{number}" for number in range(config.inference.replicas))
 
     def ensure(name: str) -> int:
         found = _status_of_living(name, namespace, settings.digest) is not None
         if not found:
             _remove(name, namespace)
-            _create(name, namespace, settings)
+            seat = _seat(placement, names.index(name), namespace=namespace)
+            _create(name, namespace, settings, seat)
         try:
             _call(name, namespace, "start", seconds=settings.inference.start_timeout_seconds)
         except EngineError:
@@ -152,7 +157,7 @@ def _on_all(names: Sequence[str], work: Callable[[str], Result]) -> list[Result]
     return [call.result() for call in calls]
 
 
-def _settings(config: RunConfig, model: ModelRef, policy_version: int) -> EngineSettings:
+def _settings(config: RunConfig, model: ModelRef, policy_version: int, placement: Placement) -> EngineSettings:
     from agentfly_lib.cluster import gpu_count
 
     for pattern in ("config.json", "*.safetensors"):
@@ -165,25 +170,41 @@ def _settings(config: RunConfig, model: ModelRef, policy_version: int) -> Engine
         device=resolve_device(config.inference.device, gpu_count()),
         model_fingerprint=model.fingerprint,
         policy_version=policy_version,
+        sleeps=placement.sleeps,
     )
 
 
-def _create(name: str, namespace: str, settings: EngineSettings) -> None:
+def _create(name: str, namespace: str, settings: EngineSettings, options: dict[str, Any]) -> None:
+    """Begin an engine's process; `options` (Ray's) say where, and with which GPUs."""
     import ray
 
-    inference = settings.inference
-    # A GPU may be shared with the learner: one engine claims the part of it that it may fill with memory.
-    gpus = inference.tensor_parallel if inference.tensor_parallel > 1 else inference.gpu_memory_fraction
     actor = ray.remote(EngineServer).options(
         name=name,
         namespace=namespace,
         lifetime="detached",  # found by name from any process of the run; an engine that is forgotten ends by itself
         num_cpus=1,
-        num_gpus=gpus if settings.device == "cuda" else 0,
         max_concurrency=1000,
         max_restarts=0,
+        **options,
     )
     actor.remote(settings)
+
+
+def _seat(placement: Placement, engine: int, *, namespace: str) -> dict[str, Any]:
+    """Ray options of an engine's actor: its GPUs and its place in the group."""
+    from agentfly_lib.cluster import bundle_gpus, bundle_options
+
+    if not placement.engines:
+        return {"num_gpus": 0}
+    bundles = placement.engines[engine]
+    options: dict[str, Any] = {
+        "num_gpus": placement.engine_gpus,
+        **bundle_options(placement.bundles, bundles[0], namespace=namespace),
+    }
+    if not placement.engine_gpus:  # Ray shares out no parts of several GPUs
+        names = bundle_gpus(placement.bundles, bundles, namespace=namespace)
+        options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ",".join(names)}}
+    return options
 
 
 def _call(name: str, namespace: str, method: str, *args: Any, seconds: float) -> Any:

@@ -33,12 +33,15 @@ class EngineSettings:
     """Hash of the model's files (`ModelRef.fingerprint`); empty where nobody looks for the engine again."""
     policy_version: int = 0
     """Version of the weights in `model_path`."""
+    sleeps: bool = False
+    """It must be able to give its GPU memory back and take it again (`VllmEngine.sleep`)."""
 
     @property
     def digest(self) -> str:
         """Hash of everything but the version: an engine that began with another model is another engine."""
         shape = (self.model_path / "config.json").read_bytes()
-        key = f"{self.inference.model_dump_json()} {self.context_length} {self.device} {self.model_fingerprint}"
+        parts = (self.context_length, self.device, self.model_fingerprint, self.sleeps)
+        key = " ".join([self.inference.model_dump_json(), *map(str, parts)])
         return hashlib.sha256(key.encode() + b"\0" + shape).hexdigest()
 
 
@@ -104,7 +107,10 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "seed": 0,
     }
     if not cpu:
-        return arguments | {"gpu_memory_utilization": inference.gpu_memory_fraction}
+        return arguments | {
+            "gpu_memory_utilization": inference.gpu_memory_fraction,
+            "enable_sleep_mode": settings.sleeps,
+        }
     return arguments | {
         "enforce_eager": True,
         "block_size": 32,  # the smallest; the default of 128 never hits the prefix cache on short prompts

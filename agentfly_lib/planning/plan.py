@@ -9,11 +9,13 @@ from typing import Literal
 from agentfly_lib.configs import RunConfig
 from agentfly_lib.configs.model import ModelConfig
 from agentfly_lib.errors import ConfigError, ModelError
+from agentfly_lib.inference.placement import place
 from agentfly_lib.inference.settings import resolve_device
 from agentfly_lib.planning.machine import Machine
 from agentfly_lib.planning.memory import EngineMemory, RankMemory, engine_memory, rank_memory
 from agentfly_lib.planning.shape import ModelShape
-from agentfly_lib.training.placement import rank_gpus
+
+PlacementKind = Literal["cpu", "split", "colocated"]
 
 __all__ = ["Finding", "Placed", "Plan", "StepArithmetic", "plan_run"]
 
@@ -30,8 +32,8 @@ class Placed:
     device: Literal["cpu", "cuda"]
     gpus: tuple[int, ...] = ()
     """Which GPUs, counted as the plan fills them; Ray decides which card each one is."""
-    share: float = 1.0
-    """Of each of them."""
+    shared: bool = False
+    """Engines and ranks take turns on them."""
 
     @property
     def name(self) -> str:
@@ -67,6 +69,7 @@ class Plan:
 
     machine: Machine
     shape: ModelShape | None
+    placement: PlacementKind
     placed: tuple[Placed, ...]
     rank: RankMemory | None
     engine: EngineMemory | None
@@ -89,7 +92,7 @@ def plan_run(config: RunConfig, machine: Machine, *, model: ModelConfig | None =
     except ModelError as error:
         shape = None
         findings.append(Finding(level="warn", text=f"memory is not estimated: {error}"))
-    placed = _place(config, machine, findings)
+    kind, placed = _place(config, machine, findings)
     on_gpu = {part.kind: part.device == "cuda" for part in placed}
     rank = engine = None
     if shape is not None and placed:
@@ -99,6 +102,7 @@ def plan_run(config: RunConfig, machine: Machine, *, model: ModelConfig | None =
     return Plan(
         machine=machine,
         shape=shape,
+        placement=kind,
         placed=tuple(placed),
         rank=rank,
         engine=engine,
@@ -107,36 +111,20 @@ def plan_run(config: RunConfig, machine: Machine, *, model: ModelConfig | None =
     )
 
 
-def _place(config: RunConfig, machine: Machine, findings: list[Finding]) -> list[Placed]:
+def _place(config: RunConfig, machine: Machine, findings: list[Finding]) -> tuple[PlacementKind, list[Placed]]:
     learner, inference = config.learner, config.inference
     try:
-        device = resolve_device(inference.device, machine.gpus)
-        share = rank_gpus(config, machine.gpus)
+        resolve_device(inference.device, machine.gpus)
+        placement = place(config, machine.gpus)
     except ConfigError as error:
         findings.append(Finding(level="fail", text=str(error)))
-        return []
-    width = inference.tensor_parallel if device == "cuda" else 0
-    if inference.replicas * width > machine.gpus:
-        text = f"{inference.replicas} engine(s) of inference.tensor_parallel={width} need {inference.replicas * width} "
-        findings.append(Finding(level="fail", text=f"{text}GPUs, there are {machine.gpus}"))
-        return []
-    shares_gpu = device == "cuda" and 0 < share < 1
+        return "cpu", []
     engines = [
-        Placed(
-            kind="engine",
-            index=index,
-            device=device,
-            gpus=tuple(range(index * width, (index + 1) * width)),
-            share=inference.gpu_memory_fraction if shares_gpu else 1.0,
-        )
+        _placed("engine", index, placement.gpus_of_engine(index), shared=placement.sleeps)
         for index in range(inference.replicas)
     ]
-    first = 0 if shares_gpu else inference.replicas * width
     ranks = [
-        Placed(kind="rank", index=rank, device="cuda", gpus=(first + rank,), share=share)
-        if share
-        else Placed(kind="rank", index=rank, device="cpu")
-        for rank in range(learner.ranks)
+        _placed("rank", index, placement.gpus_of_rank(index), shared=placement.sleeps) for index in range(learner.ranks)
     ]
     used = {gpu for part in (*engines, *ranks) for gpu in part.gpus}
     if len(used) < machine.gpus:
@@ -147,7 +135,11 @@ def _place(config: RunConfig, machine: Machine, findings: list[Finding]) -> list
     if threads > machine.cpus:
         text = f"{threads} threads of engines and ranks share {machine.cpus} processors"
         findings.append(Finding(level="warn", text=text))
-    return [*engines, *ranks]
+    return placement.kind, [*engines, *ranks]
+
+
+def _placed(kind: Literal["engine", "rank"], index: int, gpus: tuple[int, ...], *, shared: bool) -> Placed:
+    return Placed(kind=kind, index=index, device="cuda" if gpus else "cpu", gpus=gpus, shared=shared)
 
 
 def _arithmetic(config: RunConfig) -> StepArithmetic:
@@ -175,12 +167,17 @@ def _memory_findings(
     found: list[Finding] = []
     claims = [(part, rank.total if part.kind == "rank" else engine.total) for part in placed]
     host = sum(size for part, size in claims if part.device == "cpu")
-    found += _check("this machine's memory", host, machine.memory_bytes, "processes on the CPU")
+    sleeping = sum(engine.weights * len(part.gpus) for part in placed if part.kind == "engine" and part.shared)
+    host_parts = "processes on the CPU" if not sleeping else "processes on the CPU and the weights of sleeping engines"
+    found += _check("this machine's memory", host + sleeping, machine.memory_bytes, host_parts)
     if machine.gpu_memory_bytes:
+        crowded = {gpu for part in placed if part.kind == "rank" for gpu in part.gpus}
         for part, size in claims:
             if part.device == "cuda":
-                room = int(machine.gpu_memory_bytes * part.share)
-                found += _check(f"GPU {', '.join(map(str, part.gpus))}", size, room, part.name)
+                beside = _beside(part, rank, engine) if part.shared and crowded.intersection(part.gpus) else 0
+                who = part.name if not beside else f"{part.name} and what stays beside it"
+                where = f"GPU {', '.join(map(str, part.gpus))}"
+                found += _check(where, size + beside, machine.gpu_memory_bytes, who)
     elif any(part.device == "cuda" for part in placed):
         found.append(Finding(level="warn", text="the memory of the GPUs is not known; name it (--gpu-memory-gib)"))
     if engine.cache_tokens < config.rollout.context_length:
@@ -193,6 +190,11 @@ def _memory_findings(
             )
         )
     return found
+
+
+def _beside(part: Placed, rank: RankMemory, engine: EngineMemory) -> int:
+    """Bytes on a shared GPU that are not this part's while it works: a resting rank's, or a sleeping engine's."""
+    return rank.weights + rank.gradients + rank.optimizer + rank.context if part.kind == "engine" else engine.context
 
 
 def _check(where: str, size: int, room: int, who: str) -> list[Finding]:

@@ -1,41 +1,32 @@
-"""Which part of a GPU a learner rank claims, so that Ray never puts two ranks on one: NCCL refuses that.
+"""Where each learner rank goes: into its bundle of the run's placement group, never two ranks on one GPU.
 
-With a GPU for every rank and for the engine, each rank gets one of its own. With fewer, a rank may share its GPU with
-an engine of one GPU, which claims `inference.gpu_memory_fraction` of it; the rank claims the rest.
+NCCL refuses two ranks on one GPU. Who shares with whom is decided for engines and ranks together, in
+`agentfly_lib.inference.placement`.
 """
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
+from agentfly_lib.cluster import bundle_options, gpu_count
 from agentfly_lib.configs import RunConfig
-from agentfly_lib.errors import ConfigError
+from agentfly_lib.inference.placement import place
 
-__all__ = ["rank_gpus"]
+__all__ = ["rank_gpus", "rank_options"]
 
 
 def rank_gpus(config: RunConfig, gpus: int) -> float:
     """GPUs that each rank claims where the cluster has `gpus` in all; 0 if the learner runs on CPUs.
 
-    Raises `ConfigError` if they are too few, or if two ranks could come to lie on one.
+    Raises `ConfigError` if they are too few.
     """
-    learner, inference = config.learner, config.inference
-    if learner.device == "cpu" or (learner.device == "auto" and not gpus):
-        return 0.0
-    engine = 0 if inference.device == "cpu" else inference.tensor_parallel
-    if learner.ranks + engine <= gpus:
-        return 1.0
-    if engine != 1 or learner.ranks > gpus:
-        raise ConfigError(
-            f"learner.ranks={learner.ranks} and an engine of {engine} GPU(s) (inference.tensor_parallel) need "
-            f"{learner.ranks + engine} GPUs, the cluster has {gpus}; lower one of them. Only an engine of one GPU can "
-            "share it with a rank"
-        )
-    share = math.floor((1 - inference.gpu_memory_fraction) * 10_000) / 10_000  # Ray counts in ten-thousandths
-    if learner.ranks > 1 and share <= 0.5:
-        raise ConfigError(
-            f"inference.gpu_memory_fraction={inference.gpu_memory_fraction:g} leaves {share:g} of a GPU to a rank, so "
-            f"two of the {learner.ranks} ranks could share one, which NCCL refuses; set it below 0.5, or give the "
-            f"engine a GPU of its own ({learner.ranks + 1} in all)"
-        )
-    return share
+    return place(config, gpus).rank_gpus
+
+
+def rank_options(config: RunConfig, rank: int, *, namespace: str) -> dict[str, Any]:
+    """Options of a rank's Ray actor: its GPU and its place in the group. Ray must be running."""
+    placement = place(config, gpu_count())
+    if not placement.ranks:
+        return {"num_gpus": 0}
+    options = bundle_options(placement.bundles, placement.ranks[rank], namespace=namespace)
+    return {"num_gpus": placement.rank_gpus, **options}

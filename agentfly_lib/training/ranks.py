@@ -26,13 +26,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from agentfly_lib.cluster import gpu_count
 from agentfly_lib.configs import LearnerConfig, RunConfig
 from agentfly_lib.errors import AgentFlyError, LearnerError
 from agentfly_lib.orphan import ORPHANED_SECONDS, OrphanTimer
 from agentfly_lib.refs import CheckpointRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.training.identity import learner_fingerprint, process_environment
-from agentfly_lib.training.placement import rank_gpus
+from agentfly_lib.training.placement import rank_options
 
 __all__ = ["Canary", "Learner", "LearnerActor", "LearnerStatus", "ensure_learner"]
 
@@ -230,7 +229,7 @@ async def ensure_learner(
         await _until_gone(list(present), namespace)
 
     deadline = time.monotonic() + config.learner.start_timeout_seconds
-    handles = {name: _start(name, namespace, config, fingerprint) for name in names}
+    handles = {name: _start(rank, name, namespace, config, fingerprint) for rank, name in enumerate(names)}
     first = {names[0]: handles[names[0]]}
     try:
         meeting_point = (await _call_all(first, "meeting_point", (), deadline - time.monotonic()))[0]
@@ -247,14 +246,14 @@ async def ensure_learner(
     return LearnerRef(names=names, namespace=namespace, policy_version=versions[0])
 
 
-def _start(name: str, namespace: str, config: RunConfig, fingerprint: str) -> Any:
-    learner, gpus = config.learner, rank_gpus(config, gpu_count())
-    device = "cuda" if gpus else "cpu"
+def _start(rank: int, name: str, namespace: str, config: RunConfig, fingerprint: str) -> Any:
+    learner, place = config.learner, rank_options(config, rank, namespace=namespace)
+    device = "cuda" if place["num_gpus"] else "cpu"
     options = {
         "name": name,
         "namespace": namespace,
         "num_cpus": learner.threads if device == "cpu" else 1,
-        "num_gpus": gpus,
+        **place,
         "lifetime": "detached",  # held by name alone: without it Ray ends an actor with its last handle
         "max_restarts": 0,
         "runtime_env": {"env_vars": process_environment(device=device, threads=learner.threads)},

@@ -17,6 +17,11 @@ from agentfly_lib.visible import visible
 __all__ = ["render_plan", "show_plan"]
 
 _STYLES = {"warn": "yellow", "fail": "bold red"}
+_PLACEMENTS = {
+    "cpu": "on the CPU",
+    "split": "split: GPUs of their own",
+    "colocated": "colocated: engines sleep while the learner computes",
+}
 
 
 def show_plan(
@@ -61,7 +66,8 @@ def _machine(plan: Plan) -> Text:
 
 
 def _placement(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, title="who runs where, and its memory (estimated)", title_justify="left")
+    title = f"who runs where ({_PLACEMENTS[plan.placement]}), and its memory (estimated)"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     for column in ("process", "device"):
         table.add_column(column, no_wrap=True)
     for column in ("weights", "gradients", "optimizer", "activations", "logits", "cache", "total"):
@@ -74,8 +80,7 @@ def _placement(plan: Plan) -> Table:
 def _device(part: Placed) -> str:
     if part.device == "cpu":
         return "CPU"
-    share = "" if part.share == 1 else f" ({part.share:.0%})"
-    return f"GPU {', '.join(map(str, part.gpus))}{share}"
+    return f"GPU {', '.join(map(str, part.gpus))}{' in turn' * part.shared}"
 
 
 def _sizes(plan: Plan, part: Placed) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from agentfly_lib.configs import PretrainedModelConfig
@@ -34,14 +37,33 @@ def test_the_recipe_for_eight_gpus_has_a_place_for_everything(recipe, qwen_3b):
     config = recipe("gsm8k-8gpu")
     found = plan(config, node(), qwen_3b)
     assert found.fits, found.findings
-    assert [(part.name, part.gpus, part.share) for part in found.placed] == [
-        ("engine 0", (0, 1, 2, 3), 1.0),
-        *((f"rank {rank}", (4 + rank,), 1.0) for rank in range(4)),
+    assert found.placement == "split"
+    assert [(part.name, part.gpus, part.shared) for part in found.placed] == [
+        *((f"engine {number}", (number,), False) for number in range(4)),
+        *((f"rank {rank}", (4 + rank,), False) for rank in range(4)),
     ]
     step = found.step
     assert (step.trajectories, step.per_minibatch, step.per_rank, step.sampled_tokens) == (512, 256, 64, 1_048_576)
     # 4096 - row of 3072 tokens, five of which fill 16384; 64 trajectories are 13 of these, twice
     assert step.microbatches_per_rank == 26
+
+
+QWEN_7B = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
+QWEN_7B |= {"num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize("path", sorted(Path("recipes").glob("*-8gpu.toml")), ids=lambda path: path.stem)
+def test_every_recipe_for_eight_gpus_fits_them_with_nothing_left_over(recipe, qwen_3b, path):
+    config = recipe(path.stem)
+    if "7B" in config.model.name_or_path:
+        shape = json.loads((qwen_3b / "config.json").read_text())
+        (qwen_3b / "config.json").write_text(json.dumps(shape | QWEN_7B))
+    found = plan(config, node(), qwen_3b)
+    assert (found.fits, found.findings) == (True, ())
+    assert {gpu for part in found.placed for gpu in part.gpus} == set(range(8))
+    assert found.engine is not None
+    seats = min(config.inference.max_sequences, found.engine.cache_tokens // config.rollout.context_length)
+    assert seats * config.inference.replicas >= min(config.rollout.max_concurrency, found.step.trajectories) // 2
 
 
 def test_memory_by_hand(recipe, qwen_3b):
@@ -53,9 +75,12 @@ def test_memory_by_hand(recipe, qwen_3b):
     assert rank.optimizer == 12 * parameters // 4
     assert rank.activations == 16384 * (36 + 2) * 2048 * 2 + 16384 * (7 * 2048 + 3 * 256 + 5 * 11008) * 2
     engine = engine_memory(config, shape, gpu_memory_bytes=80 * GIB)
-    assert engine.weights == 2 * parameters // 4
+    assert engine.weights == 2 * parameters
     assert engine.cache == int(80 * GIB * 0.85) - engine.weights - GIB
-    assert engine.cache_tokens == engine.cache * 4 // (2 * 36 * 256 * 2)
+    assert engine.cache_tokens == engine.cache // (2 * 36 * 256 * 2)
+    wide = engine_memory(recipe("gsm8k-8gpu", "inference.tensor_parallel=4"), shape, gpu_memory_bytes=80 * GIB)
+    assert wide.weights == 2 * parameters // 4
+    assert wide.cache_tokens == wide.cache * 4 // (2 * 36 * 256 * 2)
 
 
 def test_adapters_alone_have_gradients(recipe, qwen_3b):
@@ -74,9 +99,10 @@ def test_adapters_alone_have_gradients(recipe, qwen_3b):
     ("changes", "machine", "said"),
     [
         (["learner.gradient_checkpointing=false", "learner.zero_stage=0"], node(gib=24), "rank 0 would take"),
-        ([], node(gpus=4), "need 8 GPUs"),
-        (["inference.device=cuda", "learner.device=cpu"], node(gpus=2), "inference.tensor_parallel=4 need 4 GPUs"),
+        (["inference.placement=split"], node(gpus=4), "need 8 GPUs, or 4 if they share them"),
+        (["learner.device=cpu"], node(gpus=2), "inference.tensor_parallel=1 need 4 GPUs"),
         (["inference.gpu_memory_fraction=0.03"], node(), "the engine's cache holds 0 tokens"),
+        (["inference.placement=colocated", "inference.device=cpu"], node(), "one of them runs on the CPU"),
     ],
 )
 def test_what_does_not_fit_is_said(recipe, qwen_3b, changes, machine, said):
@@ -85,17 +111,27 @@ def test_what_does_not_fit_is_said(recipe, qwen_3b, changes, machine, said):
     assert any(said in finding.text for finding in found.findings if finding.level == "fail"), found.findings
 
 
-def test_an_engine_and_a_rank_may_share_one_gpu(recipe, qwen_3b):
-    changes = ("inference.tensor_parallel=1", "inference.gpu_memory_fraction=0.4", "learner.ranks=1")
-    found = plan(recipe("gsm8k-8gpu", *changes), node(gpus=1), qwen_3b)
-    assert [(part.name, part.gpus, part.share) for part in found.placed] == [
-        ("engine 0", (0,), 0.4),
-        ("rank 0", (0,), 0.6),
+def test_what_takes_turns_on_a_gpu_must_fit_beside_what_stays_there(recipe, qwen_3b):
+    shape, parameters = ModelShape.of(PretrainedModelConfig(name_or_path=str(qwen_3b))), 3_085_938_688
+    one = ("inference.placement=colocated", "inference.replicas=1", "learner.ranks=1")
+    found = plan(recipe("gsm8k-8gpu", *one, "inference.gpu_memory_fraction=0.3"), node(gpus=1, gib=80), qwen_3b)
+    assert (found.placement, found.fits) == ("colocated", True)
+    assert [(part.name, part.gpus, part.shared) for part in found.placed] == [
+        ("engine 0", (0,), True),
+        ("rank 0", (0,), True),
     ]
+    # 16 bytes of a rank stay for each parameter (weights, gradients, optimizer), and a context; 0.6 of 80 GiB is 48
+    assert 16 * parameters + GIB + 48 * GIB > 80 * GIB > 16 * parameters + GIB + 24 * GIB
+    crowded = plan(recipe("gsm8k-8gpu", *one, "inference.gpu_memory_fraction=0.6"), node(gpus=1, gib=80), qwen_3b)
+    assert not crowded.fits
+    assert any("engine 0 and what stays beside it would take" in each.text for each in crowded.findings)
+    assert crowded.rank is not None
+    assert crowded.rank.total < 80 * GIB, "the rank alone would fit"
+    assert shape.parameters == parameters
 
 
 def test_idle_gpus_and_crowded_processors_are_mentioned(recipe, qwen_3b):
-    changes = ("inference.tensor_parallel=1", "learner.ranks=1")
+    changes = ("inference.replicas=1", "learner.ranks=1")
     idle = plan(recipe("gsm8k-8gpu", *changes), node(), qwen_3b)
     assert "6 of 8 GPUs have nothing to do" in [finding.text for finding in idle.findings]
     crowded = plan_run(recipe("demo", "learner.threads=4"), LAPTOP)
