@@ -401,16 +401,21 @@ def top(
 @app.command()
 def view(  # noqa: PLR0917 - options of a command line have names
     run: Run,
-    other: Annotated[Path | None, typer.Option(help="Another run, to hold its rewards beside this one's.")] = None,
+    other: Annotated[Path | None, typer.Option(help="Another run, to hold this one against.")] = None,
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, help="Port of the page; 0 takes a free one.")] = 8300,
     export: Annotated[
-        Path | None, typer.Option(help="Write one group (--group) as a page of its own instead of serving.")
+        Path | None,
+        typer.Option(help="Write a file instead of serving: .html (the run and a sample), .jsonl or .parquet."),
     ] = None,
-    group: Annotated[str | None, typer.Option(help="The group to export, e.g. 000002-00000.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only this group, e.g. 000002-00000.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Only this step.")] = None,
+    count: Annotated[int, typer.Option(min=1, max=200, help="Trajectories of the sample in an .html file.")] = 24,
 ) -> None:
-    """Look at trajectories in the browser: filter, sort, compare chains, colour tokens. Serves until Ctrl-C."""
-    from agentfly_lib.viewer.web.serve import export_group, serve_viewer
+    """Look at trajectories in the browser: filter, sort, compare chains and runs, colour tokens, export.
+
+    Serves until Ctrl-C."""
+    from agentfly_lib.viewer.web.serve import export_run, serve_viewer
 
     directory = _existing_run(run)
     prepare_environment(directory.parent, quiet=True)
@@ -418,11 +423,9 @@ def view(  # noqa: PLR0917 - options of a command line have names
         _existing_run(other)
     if export is None:
         serve_viewer(directory, host=host, port=port, other=other)
-    elif group is None:
-        raise UserError("--export needs the group that is wanted: --group 000002-00000")
     else:
-        export_group(directory, group, export)
-        typer.echo(str(export))
+        written = export_run(directory, export, group=group, step=step, count=count)
+        typer.echo(f"{export}: {written} trajectories")
 
 
 @app.command()

@@ -1,7 +1,8 @@
 """A trajectory as a tree of timed spans: the chain, its turns, the tool calls of each turn.
 
 A trajectory records how long each part took, not when it began, so the spans are laid end to end and end at the moment
-of logging. Tools called in the same turn ran side by side and start together.
+of logging. Tools called in the same turn ran side by side and start together. Pictures written as `data:` URLs are
+marked, not copied.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict
 
 from agentfly_lib.types import Message, Problem, StopReason, Trajectory, Turn
+from agentfly_lib.visible import without_data
 
 __all__ = ["Span", "trajectory_row", "trajectory_spans"]
 
@@ -42,9 +44,9 @@ def trajectory_spans(trajectory: Trajectory, problem: Problem, *, end_ns: int) -
         parent=None,
         start_ns=start,
         end_ns=end_ns,
-        inputs={"messages": list(problem.messages)},
-        outputs=trajectory.final_response,
-        attributes=_facts(trajectory) | {"columns": dict(problem.columns)},
+        inputs={"messages": without_data(problem.messages)},
+        outputs=without_data(trajectory.final_response),
+        attributes=_facts(trajectory) | {"columns": without_data(dict(problem.columns))},
         error=trajectory.failure.message if trajectory.failure is not None else None,
     )
     spans = [chain]
@@ -60,8 +62,8 @@ def trajectory_spans(trajectory: Trajectory, problem: Problem, *, end_ns: int) -
                 parent=0,
                 start_ns=start,
                 end_ns=answered,
-                inputs={"messages": list(history)},
-                outputs=turn.message,
+                inputs={"messages": without_data(history)},
+                outputs=without_data(turn.message),
                 attributes={
                     "tokens": turn.end - turn.start,
                     "finish": turn.finish,
@@ -84,9 +86,9 @@ def trajectory_row(trajectory: Trajectory, problem: Problem, *, step: int) -> di
         **_facts(trajectory),
         "question": _last_question(problem),
         "conversation": "\n".join(
-            f"[{message.get('role')}] {message.get('content')}" for message in trajectory.messages
+            f"[{message.get('role')}] {without_data(message.get('content'))}" for message in trajectory.messages
         ),
-        "final_response": trajectory.final_response,
+        "final_response": without_data(trajectory.final_response),
         "failure": trajectory.failure.message if trajectory.failure is not None else None,
     }
 
@@ -127,8 +129,8 @@ def _tool_span(result: Turn, turn: Turn, parent: int, start_ns: int, end_ns: int
         parent=parent,
         start_ns=start_ns,
         end_ns=end_ns,
-        inputs=_call(turn.message, call_id),
-        outputs=result.message.get("content"),
+        inputs=without_data(_call(turn.message, call_id)),
+        outputs=without_data(result.message.get("content")),
         attributes={"tool_call_id": call_id},
         error=None,
     )
@@ -144,7 +146,7 @@ def _call(reply: Message, call_id: object) -> Any:
 
 def _last_question(problem: Problem) -> str:
     questions = [message.get("content") for message in problem.messages if message.get("role") == "user"]
-    return str(questions[-1]) if questions else ""
+    return str(without_data(questions[-1])) if questions else ""
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -18,7 +18,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from agentfly_lib.types import Message, Problem, Segment, StopReason, Trajectory, Turn
-from agentfly_lib.visible import visible
+from agentfly_lib.visible import visible, without_data
 
 __all__ = ["TokenText", "content_text", "render_trajectory", "speaker"]
 
@@ -172,13 +172,14 @@ def speaker(message: Message) -> str:
 
 
 def content_text(message: Message) -> str:
-    """What a message says, as text."""
+    """What a message says, as text; of pictures and other `data:` URLs only a mark is left."""
     content = message.get("content")
-    if isinstance(content, list):  # parts: texts, and pictures, of which only the mark is shown
-        return "\n".join(
-            part.get("text") or f"[{part.get('type', 'part')}]" for part in content if isinstance(part, dict)
-        )
-    return content if isinstance(content, str) else "" if content is None else str(content)
+    if isinstance(content, list):  # parts: texts, and pictures
+        parts = [part for part in content if isinstance(part, dict)]
+        text = "\n".join(str(part.get("text") or f"[{part.get('type', 'part')}]") for part in parts)
+    else:
+        text = content if isinstance(content, str) else "" if content is None else str(without_data(content))
+    return without_data(text)
 
 
 def _label(who: str, facts: str, style: str = "") -> Text:

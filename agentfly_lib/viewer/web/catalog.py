@@ -1,8 +1,8 @@
 """All trajectories of a run as one table of a few narrow columns, and one trajectory whole when it is asked for.
 
-Of every part only the columns that tell trajectories apart are read, once, and kept by the part's checksum: a run that
-goes on costs the new parts alone. Nothing is proven here; a part is checked against its checksum when a trajectory of
-it is opened.
+Training steps and held-out evaluations lie side by side, told apart by their split. Of every part only the columns that
+tell trajectories apart are read, once, and kept by the part's checksum: a run that goes on costs the new parts alone.
+Nothing is proven here; a part is checked against its checksum when a trajectory of it is opened.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -22,25 +23,34 @@ import pyarrow.compute
 from agentfly_lib.errors import AgentFlyError, ShardError, UserError
 from agentfly_lib.store.layout import RunDirectory, StepDirectory
 from agentfly_lib.store.manifest import read_rollout_manifest
-from agentfly_lib.store.scores import SCORES, read_score_manifest, read_scores
+from agentfly_lib.store.scores import read_score_manifest, read_scores
 from agentfly_lib.store.shards import ROLLOUTS, PartInfo, read_part
+from agentfly_lib.store.turns import load_problem
 from agentfly_lib.types import TrajectoryGroup
+from agentfly_lib.viewer.text import content_text
 
-__all__ = ["Catalog", "Filters", "Page", "Row"]
+__all__ = ["SORTS", "SPLITS", "Catalog", "Filters", "Page", "Row"]
 
 logger = logging.getLogger(__name__)
 pc: Any = pyarrow.compute  # its functions are made when it is imported, where a type checker does not see them
 
-_COLUMNS = ("id", "group_id", "chain", "step", "policy_version", "stop", "failure_kind", "segment_lengths")
+_COLUMNS = (
+    "id", "problem_id", "group_id", "chain", "policy_version", "stop", "failure_kind", "segment_lengths",
+)  # fmt: skip
+SPLITS = ("train", "sampled", "greedy")
+"""Training steps, and evaluations on the held-out problems in both modes, whose step is the policy version."""
 SORTS = {"step": "step", "reward": "reward", "tokens": "tokens"}
 Order = Literal["ascending", "descending"]
+_QUESTION_LENGTH = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
     """Which trajectories are wanted, and in which order. Everything that is None leaves all of them."""
 
+    split: str = "train"
     step: int | None = None
+    problem: str | None = None
     stop: str | None = None
     outcome: str | None = None
     failure: str | None = None
@@ -57,8 +67,10 @@ class Row:
     """One trajectory in the list."""
 
     id: str
+    problem_id: str
     group_id: str
     chain: int
+    split: str
     step: int
     policy_version: int
     stop: str
@@ -66,6 +78,13 @@ class Row:
     tokens: int
     outcome: str | None
     reward: float | None
+    question: str
+    """What the problem asks, cut to a line."""
+
+    @property
+    def address(self) -> str:
+        """Path of its group among the pages."""
+        return f"{self.split}/{self.step}/{quote(self.group_id, safe='')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,26 +99,35 @@ class Page:
 
 @dataclass
 class Catalog:
-    """The trajectories of a run's training steps."""
+    """The trajectories of a run."""
 
     run: RunDirectory
     _parts: dict[str, pa.Table] = field(default_factory=dict)
     """By the part's checksum and that of its scores."""
     _tools: dict[tuple[str, str], pa.Array] = field(default_factory=dict)
-    """Rows of a part in which a tool answered, by the part's checksum and the tool's name."""
+    """Rows of a part in which a tool answered, by the part's path and the tool's name."""
     _key: tuple[Any, ...] = ()
     _table: pa.Table | None = None
 
-    @property
-    def steps(self) -> list[int]:
-        return self.run.steps()
+    def steps(self, split: str = "train") -> list[int]:
+        """Steps that have a directory, or versions that were evaluated."""
+        if split == "train":
+            return self.run.steps()
+        return [version for version in self.run.evaluations() if self.directory(split, version).path.is_dir()]
+
+    def directory(self, split: str, step: int) -> StepDirectory:
+        """Where a step's trajectories lie. Raises `UserError` for a split that there is not."""
+        if split not in SPLITS:
+            raise UserError(f"there is no split {split!r}; use one of {', '.join(SPLITS)}")
+        return self.run.step(step) if split == "train" else self.run.evaluation(step, split)
 
     def table(self) -> pa.Table:
         """One row per trajectory: what is on disk now. A step that cannot be read is left out, with a warning."""
-        found: list[tuple[int, PartInfo, str | None]] = []
-        for step in self.steps:
-            found += self._listed(step)
-        key = tuple((step, part.sha256, scores) for step, part, scores in found)
+        found: list[tuple[str, int, PartInfo, str | None]] = []
+        for split in SPLITS:
+            for step in self.steps(split):
+                found += self._listed(split, step)
+        key = tuple((split, step, part.sha256, scores) for split, step, part, scores in found)
         if self._table is None or key != self._key:
             tables = [table for entry in found if (table := self._part(*entry)) is not None]
             self._table = pa.concat_tables(tables) if tables else _empty()
@@ -107,13 +135,23 @@ class Catalog:
         return self._table
 
     def find(self, filters: Filters, *, offset: int = 0, limit: int = 50) -> Page:
-        """A page of what the filters leave. Raises `UserError` for an order that there is not."""
+        """A page of what the filters leave. Raises `UserError` for an order or a split that there is not."""
+        table = self.select(filters)
+        rows = self._rows(table.slice(offset, limit))
+        total = pc.sum(pc.equal(self.table()["split"], filters.split)).as_py() or 0
+        return Page(rows=rows, found=table.num_rows, total=total, offset=offset)
+
+    def select(self, filters: Filters) -> pa.Table:
+        """What the filters leave, in their order; see `find`."""
         if filters.sort not in SORTS:
             raise UserError(f"there is no order by {filters.sort!r}; use one of {', '.join(SORTS)}")
+        if filters.split not in SPLITS:
+            raise UserError(f"there is no split {filters.split!r}; use one of {', '.join(SPLITS)}")
         table = self.table()
-        total = table.num_rows
         for name, wanted in (
+            ("split", filters.split),
             ("step", filters.step),
+            ("problem_id", filters.problem),
             ("stop", filters.stop),
             ("outcome", filters.outcome),
             ("failure_kind", filters.failure),
@@ -126,53 +164,94 @@ class Catalog:
             table = table.filter(pc.less_equal(table["reward"], filters.max_reward))
         if filters.tool is not None:
             table = table.filter(self._used(table, filters.tool))
-        table = table.sort_by([(SORTS[filters.sort], filters.order), ("id", "ascending")])  # nulls come last
-        shown = table.slice(offset, limit).drop_columns(["part", "row"])
-        rows = tuple(Row(**row) for row in shown.to_pylist())
-        return Page(rows=rows, found=table.num_rows, total=total, offset=offset)
+        return table.sort_by([(SORTS[filters.sort], filters.order), ("id", "ascending")])  # nulls come last
 
-    def rewards(self) -> list[tuple[int, float]]:
+    def rewards(self, split: str = "train") -> list[tuple[int, float]]:
         """Mean reward of every step that has one, by step."""
-        table = self.table().select(["step", "reward"])
-        table = table.filter(pc.is_valid(table["reward"]))
+        table = self.table()
+        table = table.filter(pc.and_(pc.equal(table["split"], split), pc.is_valid(table["reward"])))
         means = table.group_by("step").aggregate([("reward", "mean")]).sort_by("step")
         return list(zip(means["step"].to_pylist(), means["reward_mean"].to_pylist(), strict=True))
+
+    def outcomes(self, split: str = "train") -> dict[str, int]:
+        """How many trajectories ended how; those that are not scored yet are left out."""
+        table = self.table()
+        counts = pc.value_counts(table.filter(pc.equal(table["split"], split))["outcome"]).to_pylist()
+        return {each["values"]: each["counts"] for each in counts if each["values"] is not None}
+
+    def problems(self, split: str, step: int | None = None) -> pa.Table:
+        """One row per problem with a reward: `problem_id`, `reward` (mean), `count`, `last` (its newest step)."""
+        table = self.table().select(["split", "step", "problem_id", "reward"])
+        table = table.filter(pc.and_(pc.equal(table["split"], split), pc.is_valid(table["reward"])))
+        if step is not None:
+            table = table.filter(pc.equal(table["step"], step))
+        found = table.group_by("problem_id").aggregate([("reward", "mean"), ("reward", "count"), ("step", "max")])
+        return found.select(["problem_id", "reward_mean", "reward_count", "step_max"]).rename_columns(
+            ["problem_id", "reward", "count", "last"]
+        )
+
+    def newest(self, split: str, problem: str, step: int | None = None) -> Row | None:
+        """A trajectory of the newest group of a problem that has a reward, if there is one."""
+        filters = Filters(split=split, problem=problem, step=step)
+        table = self.select(filters)
+        return next(iter(self._rows(table.filter(pc.is_valid(table["reward"])).slice(0, 1))), None)
+
+    def of_group(self, split: str, step: int | None, group_id: str) -> tuple[Row, ...]:
+        """The chains of a group, in their order; none if there is no such group."""
+        table = self.select(Filters(split=split, step=step))
+        return self._rows(table.filter(pc.equal(table["group_id"], group_id)).sort_by("chain"))
 
     def values(self, name: str) -> list[str]:
         """What stands in a column, sorted."""
         return sorted(value for value in pc.unique(self.table()[name]).to_pylist() if value is not None)
 
-    def group(self, step: int, group_id: str) -> TrajectoryGroup:
+    def group(self, split: str, step: int, group_id: str) -> TrajectoryGroup:
         """A group with its rewards, chains in their order. Raises `UserError` if there is none of that name."""
-        directory = self.run.step(step)
-        if step not in self.steps:
-            raise UserError(f"the run has no step {step}")
+        directory = self.directory(split, step)
+        if step not in self.steps(split):
+            raise UserError(f"the run has no step {step}" if split == "train" else f"version {step} was not evaluated")
         for part in read_rollout_manifest(directory).parts:
             if group_id in part.groups:
                 found = next(g for g in read_part(directory.rollouts / part.name, part) if g.id == group_id)
                 return _scored(found, directory, part)
         raise UserError(f"step {step} has no group {group_id!r}")
 
-    def _listed(self, step: int) -> list[tuple[int, PartInfo, str | None]]:
-        directory = self.run.step(step)
+    def _listed(self, split: str, step: int) -> list[tuple[str, int, PartInfo, str | None]]:
+        directory = self.directory(split, step)
         try:
             parts = read_rollout_manifest(directory).parts
             scores = {each.name: each.sha256 for each in _score_parts(directory)}
         except ShardError as error:
-            logger.warning("step %d is left out: %s", step, error)
+            logger.warning("%s %d is left out: %s", "step" if split == "train" else "evaluation", step, error)
             return []
-        return [(step, part, scores.get(part.name)) for part in parts]
+        return [(split, step, part, scores.get(part.name)) for part in parts]
 
-    def _part(self, step: int, part: PartInfo, scores: str | None) -> pa.Table | None:
-        key = f"{part.sha256} {scores}"
+    def _part(self, split: str, step: int, part: PartInfo, scores: str | None) -> pa.Table | None:
+        key = f"{split} {step} {part.sha256} {scores}"
         if key not in self._parts:
-            directory = self.run.step(step)
+            directory = self.directory(split, step)
             try:
-                self._parts[key] = _read(directory, part, scored=scores is not None)
+                found = _read(directory, part, scored=scores is not None)
             except (ShardError, pa.ArrowException, OSError, ValueError, KeyError) as error:
                 logger.warning("%s is left out: %s", directory.rollouts / part.name, error)
                 return None
+            found = found.append_column("split", pa.repeat(split, found.num_rows))
+            self._parts[key] = found.append_column("step", pa.repeat(pa.scalar(step, pa.int32()), found.num_rows))
         return self._parts[key]
+
+    def _rows(self, table: pa.Table) -> tuple[Row, ...]:
+        plain = table.drop_columns(["part", "row"]).to_pylist()
+        return tuple(Row(**row, question=question) for row, question in zip(plain, self._questions(table), strict=True))
+
+    def _questions(self, rows: pa.Table) -> list[str]:
+        """What the problems of a few rows ask; the column of those parts alone is read."""
+        texts: dict[str, pa.Array] = {}
+        found = []
+        for part, row in zip(rows["part"].to_pylist(), rows["row"].to_pylist(), strict=True):
+            if part not in texts:
+                texts[part] = _columns(Path(part), ("problem",))["problem"].combine_chunks()
+            found.append(_question(texts[part][row].as_py()))
+        return found
 
     def _used(self, table: pa.Table, tool: str) -> pa.Array:
         """Which rows have a message of this tool."""
@@ -182,7 +261,7 @@ class Catalog:
         for name in np.unique(part_of_row):
             here = part_of_row == name
             if (name, tool) not in self._tools:
-                turns = _columns(Path(name), ROLLOUTS.schema, ("turns",))["turns"].combine_chunks()
+                turns = _columns(Path(name), ("turns",))["turns"].combine_chunks()
                 self._tools[name, tool] = pc.match_substring(turns, needle)
             used[here] = self._tools[name, tool].to_numpy(zero_copy_only=False)[rows[here]]
         return pa.array(used)
@@ -190,7 +269,7 @@ class Catalog:
 
 def _read(directory: StepDirectory, part: PartInfo, *, scored: bool) -> pa.Table:
     path = directory.rollouts / part.name
-    table = _columns(path, ROLLOUTS.schema, _COLUMNS)
+    table = _columns(path, _COLUMNS)
     lengths = table["segment_lengths"].combine_chunks()
     sums = np.concatenate([[0], np.cumsum(lengths.values.to_numpy(), dtype=np.int64)])
     tokens = np.diff(sums[lengths.offsets.to_numpy()])
@@ -202,7 +281,7 @@ def _read(directory: StepDirectory, part: PartInfo, *, scored: bool) -> pa.Table
     table = table.append_column("row", pa.array(np.arange(count, dtype=np.int32)))
     outcome, reward = pa.nulls(count, pa.string()), pa.nulls(count, pa.float64())
     if scored:
-        scores = _columns(directory.scores / part.name, SCORES.schema, ("trajectory_id", "outcome", "reward"))
+        scores = _columns(directory.scores / part.name, ("trajectory_id", "outcome", "reward"))
         place = pc.index_in(table["id"], scores["trajectory_id"].combine_chunks())
         outcome = scores["outcome"].combine_chunks().take(place.combine_chunks())
         reward = scores["reward"].combine_chunks().take(place.combine_chunks())
@@ -218,15 +297,25 @@ def _empty() -> pa.Table:
         "row": pa.int32(),
         "outcome": pa.string(),
         "reward": pa.float64(),
+        "split": pa.string(),
+        "step": pa.int32(),
     }
     return pa.schema([*fields, *more.items()]).empty_table()
 
 
-def _columns(path: Path, schema: pa.Schema, names: Sequence[str]) -> pa.Table:
-    """Some columns of a table file; the bytes of the others are not read."""
-    options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
+def _columns(path: Path, names: Sequence[str]) -> pa.Table:
+    """Some columns of a table file, of any version; the bytes of the others are not read."""
     with pa.memory_map(str(path)) as source:
+        schema = pa.ipc.open_file(source).schema
+        options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
         return pa.ipc.open_file(source, options=options).read_all().select(list(names)).replace_schema_metadata(None)
+
+
+def _question(problem: str) -> str:
+    """The last thing that the user says in a problem, on one line."""
+    asked = [message for message in load_problem(problem).messages if message.get("role") == "user"]
+    words = " ".join(content_text(asked[-1]).split()) if asked else ""
+    return words if len(words) <= _QUESTION_LENGTH else words[: _QUESTION_LENGTH - 1] + "…"
 
 
 def _score_parts(directory: StepDirectory) -> Sequence[Any]:

@@ -1,19 +1,24 @@
-"""`agentfly view`: serves the viewer on the loopback interface until Ctrl-C, or writes one page as a file."""
+"""`agentfly view`: serves the viewer on the loopback interface until Ctrl-C, or writes trajectories as a file."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import socket
+import threading
 from pathlib import Path
 
-from agentfly_lib.chat import ChatFormat
 from agentfly_lib.errors import AgentFlyError, UserError
-from agentfly_lib.store.atomic import write_bytes
+from agentfly_lib.store.atomic import atomic_file, write_bytes
 from agentfly_lib.store.layout import RunDirectory
-from agentfly_lib.viewer.chat import run_chat
+from agentfly_lib.viewer.text import TokenText
+from agentfly_lib.viewer.web.alone import run_html, selection_html
 from agentfly_lib.viewer.web.app import Viewer, viewer_app
+from agentfly_lib.viewer.web.catalog import Filters
+from agentfly_lib.viewer.web.export import MOST_EXPORTED, exported, write_jsonl, write_parquet
+from agentfly_lib.viewer.web.shelf import Shelf
 
-__all__ = ["export_group", "open_viewer", "serve_viewer"]
+__all__ = ["export_run", "open_shelf", "open_viewer", "serve_viewer"]
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +26,13 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def open_viewer(run: Path, *, other: Path | None = None) -> Viewer:
-    """The viewer of a run; tokens are decoded with the run's own model, if it is still there."""
-    return Viewer(run, chat=_chat(RunDirectory(run)), other=other)
+    """The viewer of a run, and of another one beside it."""
+    return Viewer(open_shelf(run), None if other is None else open_shelf(other, prefix="/other"))
+
+
+def open_shelf(run: Path, *, prefix: str = "") -> Shelf:
+    """One run; its tokens are decoded with its own model, if that is still there."""
+    return Shelf(run, load_chat=functools.partial(_chat, run), prefix=prefix)
 
 
 def serve_viewer(run: Path, *, host: str, port: int, other: Path | None = None) -> None:
@@ -35,23 +45,50 @@ def serve_viewer(run: Path, *, host: str, port: int, other: Path | None = None) 
     except OSError as error:
         raise UserError(f"port {port} of {host} cannot be used ({error.strerror}); name another with --port") from error
     hosts = _LOCAL if host in _LOCAL else ("*",)
-    app = viewer_app(open_viewer(run, other=other), hosts=hosts)
+    viewer = open_viewer(run, other=other)
+    for shelf in (viewer.main, viewer.other):
+        if shelf is not None:  # seconds of imports, which the first page does not wait for
+            threading.Thread(target=lambda shelf=shelf: shelf.chat, daemon=True).start()
+    app = viewer_app(viewer, hosts=hosts)
     shown = f"[{host}]" if ":" in host else host
     print(f"http://{shown}:{listener.getsockname()[1]}  shows {run}; Ctrl-C stops it", flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
 
 
-def export_group(run: Path, group_id: str, path: Path, *, colour: str = "mask") -> None:
-    """Writes one group as a page of its own, which needs neither server nor network. Raises `UserError`."""
-    step = group_id.partition("-")[0]
-    if not step.isdigit():
-        raise UserError(f"{group_id!r} is not the name of a group, such as 000002-00000")
-    write_bytes(path, open_viewer(run).group(int(step), group_id, {"colour": colour}).encode())
+def export_run(run: Path, path: Path, *, group: str | None = None, step: int | None = None, count: int = 24) -> int:
+    """Writes trajectories to a file of the kind that its name ends in; returns how many it may hold.
+
+    Without a group and a step, an HTML file shows the run and a sample of `count` trajectories; `.jsonl` and `.parquet`
+    hold all training trajectories, as far as one file goes. Raises `UserError` if there is nothing to write.
+    """
+    kind = path.suffix.removeprefix(".")
+    shelf = open_shelf(run)
+    if kind == "html" and group is None and step is None:
+        if not shelf.catalog.table().num_rows:
+            raise UserError(f"{run} has no trajectories yet")
+        write_bytes(path, run_html(shelf, count=count).encode(errors="replace"))
+        return min(count, shelf.catalog.table().num_rows)
+    if group is not None and step is None:
+        number = group.partition("-")[0]
+        if not number.isdigit():
+            raise UserError(f"{group!r} is not the name of a group, such as 000002-00000")
+        step = int(number)
+    rows = exported(shelf, Filters(step=step), kind, None if group is None else {"group": group})
+    if kind == "html":
+        write_bytes(path, selection_html(shelf, rows).encode(errors="replace"))
+    else:
+        with atomic_file(path) as temporary:
+            (write_jsonl if kind == "jsonl" else write_parquet)(temporary, shelf, rows)
+    if len(rows) == MOST_EXPORTED[kind]:
+        logger.warning("%s holds the first %d trajectories; name a --step for others", path, len(rows))
+    return len(rows)
 
 
-def _chat(directory: RunDirectory) -> ChatFormat | None:
+def _chat(run: Path) -> TokenText | None:
+    from agentfly_lib.viewer.chat import run_chat
+
     try:
-        return run_chat(directory)
+        return run_chat(RunDirectory(run))
     except AgentFlyError as error:
-        logger.warning("tokens are not shown: %s", error)
+        logger.warning("tokens of %s are not shown: %s", run, error)
         return None
