@@ -27,6 +27,7 @@ __all__ = [
     "EvaluationConfig",
     "LearnerConfig",
     "LoraConfig",
+    "OffloadConfig",
     "RayConfig",
     "RolloutConfig",
     "RunConfig",
@@ -67,7 +68,10 @@ class RolloutConfig(Config):
     context_length: PositiveInt = 4096
     """Tokens of one segment, prompt included; the engine is started with this length."""
     max_concurrency: PositiveInt = 128
-    """Chains in flight at the same time."""
+    """Chains in flight at the same time, over all collections and evaluations."""
+    max_policy_lag: NonNegativeInt = 0
+    """Updates that the weights which sample a token may be behind those that are trained on it. 0 collects and updates
+    in turn, exactly on-policy; with L the collections of the next L steps go on during an update."""
     chain_timeout_seconds: PositiveFloat = 600.0
     """Limit of one trajectory, from its first prompt to its end."""
     stage_timeout_seconds: PositiveFloat = 3600.0
@@ -94,6 +98,24 @@ class LoraConfig(Config):
     """The product of the two matrices counts alpha / rank times."""
     target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
     """Names of layers, such as `q_proj`; all linear ones but the output head if not said."""
+    vision: bool = False
+    """Adapters in the vision tower too, of a model that sees."""
+
+
+class OffloadConfig(Config):
+    """What DeepSpeed keeps in the host's memory, or in files on a local disk, instead of on the GPU."""
+
+    optimizer: Literal["none", "cpu", "nvme"] = "none"
+    """The optimizer's state and the float32 copy of the weights; the update is then computed by the CPU. From ZeRO 1
+    on; `nvme` with ZeRO 3."""
+    parameters: Literal["none", "cpu", "nvme"] = "none"
+    """The weights, with ZeRO 3: each layer's are fetched when it is computed."""
+    nvme_path: Path | None = None
+    """Folder on a fast local disk, for `nvme`, which needs libaio and a compiler (`apt install libaio-dev g++`)."""
+
+    @property
+    def nvme(self) -> bool:
+        return "nvme" in (self.optimizer, self.parameters)
 
 
 class LearnerConfig(Config):
@@ -108,8 +130,11 @@ class LearnerConfig(Config):
     logit_chunk_tokens: PositiveInt = 512
     """Trained tokens whose logits exist at the same time."""
     gradient_checkpointing: bool = False
+    offload: OffloadConfig = OffloadConfig()
     lora: LoraConfig | None = None
     """Train adapters instead of all weights; needs the package `peft`."""
+    freeze_vision: bool = False
+    """Leave the vision tower of a model that sees as it is."""
     threads: PositiveInt = 1
     """CPU threads of a rank on a CPU."""
     allow_reshape: bool = False
@@ -118,6 +143,19 @@ class LearnerConfig(Config):
     """So many updates in a row with a non-finite loss or gradient end the run."""
     start_timeout_seconds: PositiveFloat = 600.0
     update_timeout_seconds: PositiveFloat = 3600.0
+
+    @model_validator(mode="after")
+    def _offloads(self) -> LearnerConfig:
+        offload, stage = self.offload, self.zero_stage
+        if offload.optimizer != "none" and stage == 0:
+            raise ValueError("offload.optimizer needs ZeRO: set zero_stage to 1, 2 or 3")
+        if offload.optimizer == "nvme" and stage != 3:
+            raise ValueError(f'offload.optimizer="nvme" needs zero_stage=3, not {stage}')
+        if offload.parameters != "none" and stage != 3:
+            raise ValueError(f"offload.parameters needs zero_stage=3, not {stage}")
+        if offload.nvme and offload.nvme_path is None:
+            raise ValueError("offload to nvme needs offload.nvme_path, a folder on a fast local disk")
+        return self
 
 
 class EvaluationConfig(Config):
@@ -141,6 +179,9 @@ class CheckpointConfig(Config):
     """The newest ones; a resume starts from the newest."""
     keep_best: NonNegativeInt = 0
     """Besides these, the ones with the highest held-out reward; only versions that are evaluated too take part."""
+    adapters_only: bool = False
+    """With `learner.lora`, keep the adapters without a merged model beside them: small, but `agentfly evaluate` and
+    engines that load a checkpoint need the merged one."""
 
 
 class TrackingConfig(Config):
@@ -229,6 +270,13 @@ class RunConfig(Config):
         }
 
     @model_validator(mode="after")
+    def _tower(self) -> RunConfig:
+        lora = self.learner.lora
+        if self.learner.freeze_vision and lora is not None and lora.vision:
+            raise ValueError("learner.freeze_vision leaves the tower as it is, learner.lora.vision trains it; take one")
+        return self
+
+    @model_validator(mode="after")
     def _imitates(self) -> RunConfig:
         if isinstance(self.data, ShardsDataConfig):
             if self.algorithm.advantage.type != "accepted":
@@ -255,6 +303,11 @@ class RunConfig(Config):
             raise ValueError(
                 f"rollout.max_turn_tokens={rollout.max_turn_tokens} is more than a trajectory may sample, "
                 f"rollout.max_sampled_tokens={rollout.max_sampled_tokens}"
+            )
+        if rollout.max_policy_lag and self.inference.placement == "colocated":
+            raise ValueError(
+                f"rollout.max_policy_lag={rollout.max_policy_lag} collects during updates, but with inference.placement="
+                "'colocated' the engines sleep then; use 'split', or a lag of 0"
             )
         if rollout.chains < 2 and not self.algorithm.works_with_one_chain:
             raise ValueError(

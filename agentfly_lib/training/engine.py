@@ -4,7 +4,8 @@ What is special here, and why:
 
 - The number of micro-batches varies from update to update, so the accumulation boundary is set by hand and DeepSpeed's
   own scaling by accumulation steps is off: the loss is already divided by the global number of trained tokens.
-- The optimizer is torch's AdamW: DeepSpeed's own would compile a C++ extension for minutes on a CPU.
+- The optimizer is torch's fused AdamW, on CPUs too (where state is offloaded): DeepSpeed's own would compile a C++
+  extension for minutes.
 - `GuardedAdamW` refuses a step whose gradient is not finite on any rank, whatever the ZeRO stage does about it.
 - The gradient norm is computed here for stage 0, where DeepSpeed reports none.
 """
@@ -25,10 +26,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from agentfly_lib.configs import LearnerConfig, OptimConfig
-from agentfly_lib.errors import LearnerError
+from agentfly_lib.configs import LearnerConfig, OffloadConfig, OptimConfig
+from agentfly_lib.errors import ConfigError, LearnerError
 from agentfly_lib.training.identity import extensions_directory
 from agentfly_lib.training.policy import PolicyModule
+from agentfly_lib.training.saving import Files, captured
 
 __all__ = ["GuardedAdamW", "TrainingEngine", "join_process_group"]
 
@@ -38,6 +40,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 class GuardedAdamW(torch.optim.AdamW):
     """AdamW that skips a step, on all ranks alike, if `veto` is set or any rank's gradient is not finite."""
 
+    ranks_on = torch.device("cpu")
+    """Where ranks talk; parameters lie elsewhere if they are offloaded."""
     veto: bool = False
     skipped: bool = False
     """Whether any call of `step` since the last `arm` was skipped."""
@@ -49,8 +53,7 @@ class GuardedAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        device = self.param_groups[0]["params"][0].device
-        if self.veto or not _finite_everywhere(gradients, device):
+        if self.veto or not _finite_everywhere(gradients, self.ranks_on):
             self.skipped = True
             return None
         return super().step(closure)
@@ -69,11 +72,13 @@ class TrainingEngine:
         universal: bool = False,
     ) -> None:
         """`universal`: `load` will read what `reshape.universal_checkpoint` has made."""
+        if learner.offload.nvme:
+            _require_async_io()
         import deepspeed
 
         self.device = device
         self.zero_stage = learner.zero_stage
-        self._adapters_alone = learner.lora is not None
+        self._partly_frozen = any(not parameter.requires_grad for parameter in policy.parameters())
         self.optimizer = GuardedAdamW(
             [parameter for parameter in policy.parameters() if parameter.requires_grad],
             lr=optim.lr,
@@ -82,8 +87,9 @@ class TrainingEngine:
             weight_decay=optim.weight_decay,
             fused=True,
         )
+        self.optimizer.ranks_on = device
         self._policy = policy
-        if self._adapters_alone:  # DeepSpeed alone would leave in what is tied
+        if self._partly_frozen:  # DeepSpeed alone would leave in what is tied
             policy.register_state_dict_post_hook(_without_frozen)
         # Any: which optimizer class stands there depends on stage and type, and the stubs know only some.
         self.deepspeed: Any = deepspeed.initialize(
@@ -130,18 +136,29 @@ class TrainingEngine:
         applied = self.deepspeed.was_step_applied() and not self.optimizer.skipped
         return applied, float("nan") if norm is None else float(norm)
 
+    def snapshot(self, directory: Path, tag: str) -> Files:
+        """Collective: copies of this rank's share of the training state, and where they are to be written.
+
+        Frozen weights are no part of it.
+        """
+        with captured(self.deepspeed) as files:
+            self.deepspeed.save_checkpoint(
+                str(directory), tag=tag, save_latest=False, exclude_frozen_parameters=self._partly_frozen
+            )
+        return files
+
     def save(self, directory: Path, tag: str) -> None:
-        """Collective: writes this rank's share of the training state; frozen weights are no part of it."""
+        """Collective: `snapshot`, written at once."""
         self.deepspeed.save_checkpoint(
             str(directory), tag=tag, save_latest=False, exclude_frozen_parameters=self._adapters_alone
         )
 
     def load(self, directory: Path, tag: str) -> None:
-        """Collective: the counterpart of `save`, for the same number of ranks and ZeRO stage unless it is universal."""
-        self.deepspeed.load_checkpoint(str(directory), tag=tag, load_module_strict=not self._adapters_alone)
+        """Collective: the counterpart of `snapshot`, for the same ranks and ZeRO stage unless it is universal."""
+        self.deepspeed.load_checkpoint(str(directory), tag=tag, load_module_strict=not self._partly_frozen)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """What `save` writes of this rank, each tensor once: weights, the optimizer's copies of them, its state."""
+        """What is saved of this rank, each tensor once: weights, the optimizer's copies of them, its state."""
         groups = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
         states = (value for state in self.optimizer.state.values() for value in state.values())
         trained = (parameter for parameter in self._policy.parameters() if parameter.requires_grad)
@@ -208,8 +225,9 @@ def _deepspeed_config(learner: LearnerConfig, optim: OptimConfig, *, universal: 
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": optim.max_grad_norm,
-        "zero_optimization": {"stage": learner.zero_stage},
+        "zero_optimization": {"stage": learner.zero_stage, **_offload(learner.offload)},
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
         "checkpoint": {"load_universal": universal},
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
@@ -219,6 +237,23 @@ def _deepspeed_config(learner: LearnerConfig, optim: OptimConfig, *, universal: 
         if learner.zero_stage == 1:  # the one stage that can keep float32 sums beside bfloat16 gradients
             config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config
+
+
+def _offload(offload: OffloadConfig) -> dict[str, Any]:
+    places = {"offload_optimizer": offload.optimizer, "offload_param": offload.parameters}
+    folder = {"nvme_path": str(offload.nvme_path)} if offload.nvme else {}
+    return {key: {"device": device, **folder} for key, device in places.items() if device != "none"}
+
+
+def _require_async_io() -> None:
+    """Raises `ConfigError` if DeepSpeed cannot read and write files in the background."""
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    if not AsyncIOBuilder().is_compatible(verbose=False):
+        raise ConfigError(
+            "learner.offload to nvme needs the library libaio with its headers and a C++ compiler, which this machine "
+            'lacks (apt install libaio-dev g++); or set learner.offload.optimizer and parameters to "cpu"'
+        )
 
 
 def _without_frozen(module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: dict[str, Any]) -> None:
