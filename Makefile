@@ -19,7 +19,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup envs demo test test-fast test-python check format docs docs-serve walkthrough dist bench serve clean
+.PHONY: help setup envs demo test test-fast test-python check format docs docs-serve walkthrough dist peers bench serve clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -96,6 +96,13 @@ walkthrough: ## follow docs/getting-started.md word for word in a fresh clone (b
 
 dist: $(STAMP) ## wheel and source distribution in dist/
 	$(BIN)/python -m hatchling build --directory dist
+
+# Each in an environment of its own, from pinned packages; the project itself needs none of them.
+peers: $(STAMP) ## add the peers that benchmarks compare with: TRL, verifiers
+	for peer in trl verifiers; do \
+	  test -x .venv-$$peer/bin/python || $(PYTHON) -m venv .venv-$$peer; \
+	  VIRTUAL_ENV=.venv-$$peer $(BIN)/uv pip install --quiet $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -r requirements/peers/$$peer.txt; \
+	done
 
 bench: $(STAMP) ## measure: every benchmark, as ratios within one run
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -46,7 +46,8 @@ def main() -> bool:
 async def over_ideal(script: Script, *, slots: int) -> float:
     """Wall time of a collection of the script's chains, over the bound."""
     agent = build_agent(
-        HFAgentConfig(max_turns=TURNS, tools=("benchmarks.simulated:wait",)), ensure_tiny(TinyModelConfig()).path
+        HFAgentConfig(max_turns=script.lengths.shape[1], tools=("benchmarks.simulated:wait",)),
+        ensure_tiny(TinyModelConfig()).path,
     )
     chains = len(script.lengths)
     with tempfile.TemporaryDirectory() as folder:
