@@ -50,7 +50,7 @@ $(ENVS): $(ENVS_LOCK) $(PACKAGES)
 demo: $(STAMP) ## watch a small model learn to use a calculator (minutes, no GPU)
 	$(BIN)/agentfly train recipes/demo.toml $(ARGS)
 
-# The many small tests side by side; then, one after another, those that start engines, learners and containers.
+# The many small tests side by side; then, two at a time, those that start engines, learners and containers.
 SMALL := not stack and not slow and not container
 
 test: $(STAMP) ## run all tests, or some: make test ARGS=tests/store
@@ -58,7 +58,7 @@ ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
 	$(BIN)/python -m pytest -m "$(SMALL)" -n auto --maxprocesses 8 --dist loadfile
-	$(BIN)/python -m pytest -m "not ($(SMALL))"
+	$(BIN)/python -m pytest -m "not ($(SMALL))" -n auto --maxprocesses 2 --dist loadfile
 endif
 
 test-fast: $(STAMP) ## run the tests that take milliseconds

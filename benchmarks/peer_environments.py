@@ -1,4 +1,4 @@
-"""Where the peers live: virtual environments of their own (`.venv-trl`, ...), at pinned versions, made by `make peers`."""
+"""Where the peers live: virtual environments of their own (`.venv-trl`), at pinned versions, made by `make peers`."""
 
 from __future__ import annotations
 
