@@ -363,6 +363,10 @@ class Batch:
     sample_index: IntArray  # [samples]  which sample of the step each one is
     num_loss_tokens: int
     """Loss tokens of this micro-batch. The loss is divided by the global count, which is given to it separately."""
+    images: tuple[ImageSpan, ...] = ()
+    """In the order of their placeholders; spans count from the start of the row."""
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    """SHA-256 -> encoded file, of every image."""
 
 
 def _versions_of_turns(turns: Sequence[Turn], loss_mask: MaskArray) -> IntArray:

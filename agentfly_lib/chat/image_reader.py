@@ -28,8 +28,11 @@ _REMEMBERED_BYTES = 256 * 2**20
 
 
 def sees(model: Path) -> bool:
-    """Whether the model in this directory has an image processor."""
-    return bool(_config(model).get("vision_config")) and _has_processor(model)
+    """Whether the model in this directory has a vision tower and an image processor."""
+    try:
+        return bool(_config(model).get("vision_config")) and _has_processor(model)
+    except ModelError:  # whoever loads it says what is wrong
+        return False
 
 
 def vision_token_ids(model: Path) -> tuple[int, ...]:
@@ -102,6 +105,26 @@ class ImageReader:
         """Features, and so placeholders, of a picture of this grid."""
         frames, rows, columns = grid
         return frames * rows * columns // self.merge**2
+
+    def placed(self, token_ids: Sequence[int], pictures: Sequence[bytes]) -> list[tuple[int, PixelInputs]]:
+        """Each picture with the place of its first placeholder, of a prompt in which they are expanded.
+
+        Raises `ValueError` if placeholders and features do not fit.
+        """
+        places = [place for place, token in enumerate(token_ids) if token == self.image_token_id]
+        found: list[tuple[int, PixelInputs]] = []
+        for picture in pictures:
+            inputs = self.read(picture)
+            features = self.tokens_of(inputs.grid)
+            own, places = places[:features], places[features:]
+            if len(own) < features or own[-1] - own[0] != features - 1:
+                raise ValueError(
+                    f"picture {len(found) + 1} has {features} features, and not as many placeholders in a row"
+                )
+            found.append((own[0], inputs))
+        if places:
+            raise ValueError(f"{len(places)} image tokens belong to none of the {len(pictures)} pictures")
+        return found
 
     def _read(self, picture: bytes) -> PixelInputs:
         from PIL import Image

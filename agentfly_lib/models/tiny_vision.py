@@ -40,7 +40,13 @@ if TYPE_CHECKING:
     import torch
     from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-__all__ = ["build_vision_tokenizer", "encode_demonstrations", "ensure_tiny_vision", "vision_network_config"]
+__all__ = [
+    "build_vision_tokenizer",
+    "encode_demonstrations",
+    "ensure_tiny_vision",
+    "image_processor",
+    "vision_network_config",
+]
 
 _RECIPE_VERSION = 1
 """Raise it whenever the same config gives another model: tokenizer, template, data, network or training."""
@@ -142,7 +148,7 @@ def _with_picture(episode: Encoded, picture: bytes | None, reader: ImageReader) 
 def _write(config: TinyVisionModelConfig, directory: Path, progress: Progress | None) -> None:
     """Make the model and write its directory, the manifest last."""
     tokenizer = build_vision_tokenizer()
-    _image_processor().save_pretrained(directory)
+    image_processor().save_pretrained(directory)
     with one_thread():
         model = _network(config.seed, tokenizer)
         save_network(model, tokenizer, directory)
@@ -197,7 +203,8 @@ def _seen(
     }
 
 
-def _image_processor() -> Any:
+def image_processor() -> Any:
+    """Its image processor, which needs no torchvision."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     return Qwen2VLImageProcessorPil(

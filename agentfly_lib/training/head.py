@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["LogprobHead"]
+__all__ = ["NO_SHARE", "LogprobHead"]
 
-_NOTHING = -1e30
+NO_SHARE = -1e30
 """A logit that is no share of any softmax; finite, so that its product with the probability 0 is 0."""
 
 
@@ -135,7 +135,7 @@ def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     logits = torch.nn.functional.linear(hidden, weight, bias).float()
     if settings.temperature != 1.0:
         logits.div_(settings.temperature)
-    return logits if settings.banned is None else logits.index_fill_(1, settings.banned, _NOTHING)
+    return logits if settings.banned is None else logits.index_fill_(1, settings.banned, NO_SHARE)
 
 
 def _row_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

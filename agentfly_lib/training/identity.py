@@ -18,9 +18,11 @@ __all__ = ["differences", "extensions_directory", "learner_fingerprint", "proces
 
 def training_identity(config: RunConfig, model: ModelRef) -> dict[str, Any]:
     """Everything besides weights, optimizer state and shards that decides what an update computes, as plain JSON."""
-    adapters = config.learner.lora
-    trained = {} if adapters is None else {"learner": {"lora": adapters.model_dump(mode="json")}}
-    return trained | {
+    learner = config.learner
+    trained: dict[str, Any] = {"freeze_vision": True} if learner.freeze_vision else {}
+    if learner.lora is not None:
+        trained["lora"] = learner.lora.model_dump(mode="json", exclude=None if learner.lora.vision else {"vision"})
+    return ({"learner": trained} if trained else {}) | {
         "algorithm": config.algorithm.model_dump(mode="json"),
         "optim": config.optim.model_dump(mode="json"),
         "rollout": {

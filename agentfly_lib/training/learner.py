@@ -10,12 +10,17 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from agentfly_lib.chat.image_reader import vision_token_ids
+from agentfly_lib.chat.images import digest_of
 from agentfly_lib.configs import RunConfig
 from agentfly_lib.errors import LearnerError, ShardError
 from agentfly_lib.refs import CheckpointRef, ModelRef, StepReport
@@ -40,6 +45,7 @@ from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
 from agentfly_lib.training.reshape import can_reshape, needs_universal, universal_checkpoint
 from agentfly_lib.training.samples import build_samples
 from agentfly_lib.training.update import Reference, Seconds, StepResult, StepUpdate
+from agentfly_lib.training.vision import Eyes, freeze_tower
 from agentfly_lib.training.weights import (
     CANARY_TOKENS,
     canary_token_ids,
@@ -94,10 +100,14 @@ class LearnerRank:
         self._vocab_size = int(policy_model.config.get_text_config().vocab_size)
         if config.learner.gradient_checkpointing:
             policy_model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._eyes = Eyes.of(model.path, policy_model)
+        if config.learner.freeze_vision:
+            freeze_tower(policy_model)
         if config.learner.lora is not None:
             add_adapters(policy_model, config.learner.lora, seed=config.run.seed)
         policy = PolicyModule(
             policy_model,
+            banned=vision_token_ids(model.path),
             logit_chunk_tokens=config.learner.logit_chunk_tokens,
             entropy_gradient=config.algorithm.entropy_coefficient > 0,
             value_head=config.algorithm.has_values,
@@ -168,6 +178,7 @@ class LearnerRank:
             rank=self.rank,
             world=self.world,
             nonfinite_in_row=self._nonfinite,
+            eyes=self._eyes,
             seconds=seconds,
         )
         self.clean = False
@@ -177,7 +188,7 @@ class LearnerRank:
             with seconds.part("record"):
                 metrics["train/unrecorded_steps/count"] = float(not _record(directory, result))
         with seconds.part("canary"):
-            self._canary = self.canary_logprobs(self.canary_token_ids)
+            self._canary = self.canary_logprobs(self.canary_token_ids, self.canary_images)
         self._nonfinite = work.nonfinite_in_row
         self.policy_version = step + 1
         total = before + time.perf_counter() - start
@@ -197,22 +208,44 @@ class LearnerRank:
         return self._report
 
     @property
+    def canary_images(self) -> tuple[bytes, ...]:
+        """The picture that the canary of a model that sees holds."""
+        return () if self._eyes is None else (self._eyes.canary_picture,)
+
+    @property
     def canary_token_ids(self) -> list[int]:
         """The tokens of the canary whose log-probs `weights_digest` hashes."""
-        return canary_token_ids(self._vocab_size, min(CANARY_TOKENS, self.config.rollout.context_length - 1))
+        length = min(CANARY_TOKENS, self.config.rollout.context_length - 1)
+        ids = canary_token_ids(self._vocab_size, length, without=vision_token_ids(self.model.path))
+        return ids if self._eyes is None else self._eyes.show_canary(ids)
 
-    def canary_logprobs(self, token_ids: list[int]) -> list[float]:
-        """Log-prob of each token given those before it, at temperature 1; one fewer than tokens. Collective."""
+    def canary_logprobs(self, token_ids: list[int], images: Sequence[bytes] = ()) -> list[float]:
+        """Log-prob of each token given those before it, at temperature 1 and with every token of the vocabulary; one
+        fewer than tokens. Collective.
+
+        images: encoded, in the order of their placeholders.
+        """
         length = len(token_ids)
         if length < 2:
             raise LearnerError(f"a canary needs at least two tokens, got {length}")
-        ids = torch.tensor(token_ids, dtype=torch.int32).numpy()
-        mask = torch.arange(length).ge(1).numpy()
-        nothing = torch.zeros(length).numpy()
+        spans = () if self._eyes is None else self._eyes.spans(token_ids, images)
         sample = TrainingSample(
-            trajectory_id="canary", token_ids=ids, loss_mask=mask, rollout_logprobs=nothing, advantages=nothing
+            trajectory_id="canary",
+            token_ids=np.array(token_ids, np.int32),
+            loss_mask=np.zeros(length, np.bool_),
+            rollout_logprobs=np.zeros(length, np.float32),
+            advantages=np.zeros(length, np.float32),
+            images=spans,
+            pictures={digest_of(image): image for image in images},
         )
-        inputs = PolicyInputs(to_batch([sample]), self.device)
+        batch = replace(to_batch([sample]), loss_mask=np.arange(length) > 0, num_loss_tokens=length - 1)
+        inputs = PolicyInputs(
+            batch,
+            self.device,
+            self._eyes,
+            whole_vocabulary=True,
+            sequence_parallel=self.config.learner.sequence_parallel,
+        )
         return self.engine.measure(inputs, 1.0)[0].tolist()
 
     def export_weights(self, path: Path, version: int) -> list[float]:
@@ -226,7 +259,7 @@ class LearnerRank:
         if self.rank == 0:
             write_weights(path, weights, policy_version=version)
         if self._canary is None:
-            self._canary = self.canary_logprobs(self.canary_token_ids)
+            self._canary = self.canary_logprobs(self.canary_token_ids, self.canary_images)
         dist.barrier()
         return self._canary
 
@@ -320,7 +353,11 @@ class LearnerRank:
         if self.config.learner.lora is not None:
             return self._measure_base
         model = load_policy(self.model.path, dtype).eval().requires_grad_(False)
-        return PolicyModule(model, logit_chunk_tokens=self.config.learner.logit_chunk_tokens).to(self.device)
+        return PolicyModule(
+            model,
+            logit_chunk_tokens=self.config.learner.logit_chunk_tokens,
+            banned=vision_token_ids(self.model.path),
+        ).to(self.device)
 
     def _measure_base(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         with without_adapters(self.engine.policy.model):

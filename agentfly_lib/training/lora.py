@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from agentfly_lib.configs import LoraConfig
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.training.vision import TOWER, vision_tower
 
 __all__ = ["adapter_of", "add_adapters", "is_adapter", "merged", "model_name", "without_adapters"]
 
@@ -25,6 +26,7 @@ _BASE = ".base_layer."
 
 def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None:
     """Freezes the model and puts adapters into its linear layers, in place; they change nothing until they are trained.
+    The vision tower gets none unless `lora.vision` asks for them.
 
     `seed` decides their A, so that all ranks and all resumes begin alike. Raises `ConfigError` if `peft` is missing or
     the model has no such layers.
@@ -38,6 +40,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None
         lora_alpha=lora.alpha,  # type: ignore[arg-type] - any number will do
         lora_dropout=0.0,
         target_modules=lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules),
+        exclude_modules=None if lora.vision or vision_tower(model) is None else rf"(.*\.)?{TOWER}\..*",
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)

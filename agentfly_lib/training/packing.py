@@ -14,7 +14,7 @@ empty ones, because ranks meet in collective operations during each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -144,4 +144,10 @@ def to_batch(samples: Sequence[TrainingSample], indices: Sequence[int] | None = 
         advantages=np.concatenate([sample.advantages for sample in samples]),
         sample_index=np.asarray(range(len(samples)) if indices is None else indices, dtype=np.int32),
         num_loss_tokens=sum(sample.num_loss_tokens for sample in samples),
+        images=tuple(
+            replace(image, start=image.start + int(first), end=image.end + int(first))
+            for sample, first in zip(samples, boundaries[:-1], strict=True)
+            for image in sample.images
+        ),
+        pictures={digest: picture for sample in samples for digest, picture in sample.pictures.items()},
     )

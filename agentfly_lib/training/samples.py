@@ -254,7 +254,7 @@ def _masks(trajectory: Trajectory, algorithm: AlgorithmConfig) -> list[MaskArray
                 f"trajectory {trajectory.id}: the first token of a segment is marked as sampled, but nothing precedes "
                 f"it that could have predicted it; the shard was written by a faulty rollout"
             )
-        masks.append(np.arange(len(segment)) > 0 if algorithm.ablation_train_on_all_tokens else segment.loss_mask)
+        masks.append(_all_tokens(segment) if algorithm.ablation_train_on_all_tokens else segment.loss_mask)
     return masks
 
 
@@ -271,23 +271,34 @@ def _repeats(trajectory: Trajectory, seen: set[tuple[str, bytes]]) -> bool:
 def _samples(trajectory: Trajectory, advantages: Floats, masks: Sequence[MaskArray]) -> list[TrainingSample]:
     samples: list[TrainingSample] = []
     first = 0
-    for number, (segment, mask) in enumerate(zip(trajectory.segments, masks, strict=True)):
+    for number, mask in enumerate(masks):
         count = int(mask.sum())
         if count:
-            samples.append(_sample(trajectory.id, number, segment, mask, advantages[first : first + count]))
+            samples.append(_sample(trajectory, number, mask, advantages[first : first + count]))
         first += count
     return samples
 
 
-def _sample(name: str, number: int, segment: Segment, mask: MaskArray, advantages: Floats) -> TrainingSample:
+def _sample(trajectory: Trajectory, number: int, mask: MaskArray, advantages: Floats) -> TrainingSample:
+    segment = trajectory.segments[number]
     return TrainingSample(
-        trajectory_id=name,
+        trajectory_id=trajectory.id,
         segment=number,
         token_ids=segment.token_ids,
         loss_mask=mask,
         rollout_logprobs=np.where(segment.loss_mask, segment.logprobs, np.float32(np.nan)),
         advantages=_place(mask, advantages),
+        images=segment.images,
+        pictures={image.digest: trajectory.pictures[image.digest] for image in segment.images},
     )
+
+
+def _all_tokens(segment: Segment) -> MaskArray:
+    """All but the first, which nothing precedes, and pictures, which no policy writes."""
+    mask = np.arange(len(segment)) > 0
+    for image in segment.images:
+        mask[image.start : image.end] = False
+    return mask
 
 
 def _place(mask: MaskArray, values: Floats) -> npt.NDArray[np.float32]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -29,10 +29,13 @@ CANARY_TOKENS = 72
 """Long enough to fill two blocks of an engine's prefix cache, so that a stale cache would show."""
 
 
-def canary_token_ids(vocab_size: int, length: int = CANARY_TOKENS) -> list[int]:
-    """A fixed, varied token sequence that exists in every vocabulary of at least `vocab_size` entries."""
-    usable = min(vocab_size, 512)
-    return [(11 + 37 * place + 5 * place * place) % usable for place in range(length)]
+def canary_token_ids(vocab_size: int, length: int = CANARY_TOKENS, *, without: Collection[int] = ()) -> list[int]:
+    """A fixed, varied token sequence that exists in every vocabulary of at least `vocab_size` entries.
+
+    without: ids that are not in it, of which there are few.
+    """
+    usable = [token for token in range(min(vocab_size, 512)) if token not in without]
+    return [usable[(11 + 37 * place + 5 * place * place) % len(usable)] for place in range(length)]
 
 
 def weights_digest(logprobs: Sequence[float]) -> str:

@@ -36,6 +36,26 @@ def write_tiny_model(path: Path, *, tied: bool = True, **changes: Any) -> Path:
     return path
 
 
+def write_vision_model(path: Path) -> Path:
+    """The small model that sees, with random weights, saved as a model directory."""
+    import torch
+    from transformers import Qwen2VLForConditionalGeneration
+
+    from agentfly_lib.models.made import save_network
+    from agentfly_lib.models.tiny_vision import build_vision_tokenizer, image_processor, vision_network_config
+
+    torch.manual_seed(0)
+    tokenizer = build_vision_tokenizer()
+    path.mkdir(parents=True)
+    model = Qwen2VLForConditionalGeneration(vision_network_config(tokenizer)).float()
+    with torch.no_grad():
+        for parameter in model.model.visual.parameters():
+            parameter.mul_(4.0)  # so that pictures matter to a network that has learnt nothing
+    save_network(model, tokenizer, path)
+    image_processor().save_pretrained(path)
+    return path
+
+
 def segment(rng: np.random.Generator, length: int, *, sampled: slice | None = None) -> Segment:
     """Random tokens; by default the policy sampled two stretches, as in an episode with one tool call."""
     mask = np.zeros(length, np.bool_)
