@@ -9,6 +9,8 @@ ENVS        := $(VENV)/.envs
 ENVS_LOCK   := requirements/envs.lock
 DOCS        := $(VENV)/.docs
 DOCS_LOCK   := requirements/docs.lock
+TOOLS       := $(VENV)/.tools
+TOOLS_LOCK  := requirements/tools.lock
 TORCH       := torch==2.13.0+cpu
 # Where the CPU build of torch is taken from when pip does not already know a folder that has it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -45,6 +47,10 @@ envs: $(ENVS) ## add the packages of the environments (compiles two of them once
 # uv keeps what it compiled, so that a new .venv gets it at once.
 $(ENVS): $(ENVS_LOCK) $(PACKAGES)
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode --no-deps $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -r $(ENVS_LOCK)
+	@touch $@
+
+$(TOOLS): $(TOOLS_LOCK) $(PACKAGES)
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -r $(TOOLS_LOCK)
 	@touch $@
 
 demo: $(STAMP) ## watch a small model learn to use a calculator (minutes, no GPU)

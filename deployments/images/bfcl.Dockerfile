@@ -2,11 +2,13 @@
 #   docker build -f deployments/images/bfcl.Dockerfile -t agentfly/bfcl .
 #   docker run --rm -p 127.0.0.1:8000:8000 agentfly/bfcl
 FROM python:3.11.13-slim-bookworm
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 OMP_NUM_THREADS=1
+WORKDIR /build
 COPY requirements requirements
 # bfcl-eval without its dependencies, which are for the leaderboard's own clients of models.
 RUN cat requirements/cpu.lock requirements/envs.lock | grep -v '^torch' > constraints.txt \
- && pip install -c constraints.txt aiohttp mpmath pydantic regex tomli-w \
+ && pip install -c constraints.txt aiohttp mpmath numpy pydantic regex tomli-w \
  && pip install -c constraints.txt --no-deps bfcl-eval \
  && useradd --uid 10001 --create-home agentfly
 COPY agentfly_lib /srv/agentfly/agentfly_lib
@@ -15,3 +17,5 @@ USER 10001
 EXPOSE 8000
 ENTRYPOINT ["python", "-m", "agentfly_lib.envs.host", "--http", "8000", "--address", "0.0.0.0", "--kind", "bfcl"]
 CMD ["--cap", "64"]
+HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
+  CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=8)"]

@@ -8,3 +8,5 @@ RUN pip install --no-cache-dir --disable-pip-version-check --no-compile \
  && mkdir /workspace
 USER 65534:65534
 WORKDIR /workspace
+# Each container is asked by whoever lends it; there is no server to be asked.
+HEALTHCHECK NONE

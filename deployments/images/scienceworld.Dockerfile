@@ -2,7 +2,9 @@
 #   docker build -f deployments/images/scienceworld.Dockerfile -t agentfly/scienceworld .
 #   docker run --rm -p 127.0.0.1:8000:8000 agentfly/scienceworld
 FROM python:3.11.13-slim-bookworm
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 OMP_NUM_THREADS=1
+WORKDIR /build
 COPY requirements requirements
 RUN apt-get update \
  && apt-get install -y --no-install-recommends openjdk-17-jre-headless \
@@ -17,3 +19,5 @@ EXPOSE 8000
 ENTRYPOINT ["python", "-m", "agentfly_lib.envs.host", "--http", "8000", "--address", "0.0.0.0", "--kind", "scienceworld"]
 # About 0.4 GB each.
 CMD ["--cap", "16"]
+HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
+  CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=8)"]

@@ -3,7 +3,9 @@
 #   docker run --rm -p 127.0.0.1:8000:8000 -v $PWD/data:/data:ro agentfly/search --settings '{"corpus": "/data/wiki.jsonl"}'
 # BM25 only; embeddings need the packages of worker-cpu.Dockerfile or worker-gpu.Dockerfile.
 FROM python:3.11.13-slim-bookworm
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 OMP_NUM_THREADS=1
+WORKDIR /build
 COPY requirements requirements
 RUN cat requirements/cpu.lock requirements/envs.lock | grep -v '^torch' > constraints.txt \
  && pip install -c constraints.txt aiohttp bm25s numpy pydantic PyStemmer tomli-w \

@@ -3,12 +3,12 @@
 FROM python:3.11.13-slim-bookworm AS packages
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+WORKDIR /build
 RUN python -m venv /opt/agentfly && /opt/agentfly/bin/pip install uv==0.13.9
 # The packages change seldom and the sources often: a layer for each.
 RUN /opt/agentfly/bin/pip install --no-deps --index-url "$TORCH_INDEX" torch==2.13.0+cpu
 COPY requirements/cpu.lock requirements/cpu.lock
-RUN VIRTUAL_ENV=/opt/agentfly /opt/agentfly/bin/uv pip install --compile-bytecode --no-deps -r requirements/cpu.lock \
- && VIRTUAL_ENV=/opt/agentfly /opt/agentfly/bin/uv pip install --no-deps psycopg2-binary==2.9.11
+RUN VIRTUAL_ENV=/opt/agentfly /opt/agentfly/bin/uv pip install --compile-bytecode --no-deps -r requirements/cpu.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY agentfly_lib agentfly_lib
 COPY flows flows
@@ -21,12 +21,15 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends bubblewrap libgomp1 tini \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 10001 --create-home --home-dir /home/agentfly agentfly \
- && install -d -o agentfly -g agentfly /runs /artifacts /srv/agentfly
+ && install -d -o agentfly -g agentfly /runs /artifacts /srv/agentfly \
+ && ln -s /runs /srv/agentfly/runs  # where recipes put runs, seen from the working folder
 COPY --from=packages /opt/agentfly /opt/agentfly
 WORKDIR /srv/agentfly
 COPY --chown=agentfly recipes recipes
 COPY --chown=agentfly flows flows
 COPY --chown=agentfly prefect.yaml prefect.yaml
+# Tokenizers are no secret.
+# hadolint ignore=DL3064
 ENV PATH=/opt/agentfly/bin:$PATH \
     OMP_NUM_THREADS=1 \
     TOKENIZERS_PARALLELISM=false \

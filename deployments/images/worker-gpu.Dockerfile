@@ -6,12 +6,13 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 DEBIAN_FRONTEND=nonintera
 RUN apt-get update \
  && apt-get install -y --no-install-recommends python3.12 python3.12-venv python3.12-dev \
  && rm -rf /var/lib/apt/lists/*
+WORKDIR /build
 RUN python3.12 -m venv /opt/agentfly && /opt/agentfly/bin/pip install uv==0.13.9
 COPY pyproject.toml README.md LICENSE ./
 COPY agentfly_lib agentfly_lib
 COPY flows flows
 COPY tasks tasks
-RUN VIRTUAL_ENV=/opt/agentfly /opt/agentfly/bin/uv pip install --compile-bytecode ".[gpu]" psycopg2-binary==2.9.11
+RUN VIRTUAL_ENV=/opt/agentfly /opt/agentfly/bin/uv pip install --compile-bytecode ".[gpu,postgres]"
 
 FROM nvidia/cuda:12.9.1-devel-ubuntu24.04
 ENV DEBIAN_FRONTEND=noninteractive
@@ -20,12 +21,15 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends bubblewrap python3.12 python3.12-dev tini \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 10001 --create-home --home-dir /home/agentfly agentfly \
- && install -d -o agentfly -g agentfly /runs /artifacts /srv/agentfly
+ && install -d -o agentfly -g agentfly /runs /artifacts /srv/agentfly \
+ && ln -s /runs /srv/agentfly/runs  # where recipes put runs, seen from the working folder
 COPY --from=packages /opt/agentfly /opt/agentfly
 WORKDIR /srv/agentfly
 COPY --chown=agentfly recipes recipes
 COPY --chown=agentfly flows flows
 COPY --chown=agentfly prefect.yaml prefect.yaml
+# Tokenizers are no secret.
+# hadolint ignore=DL3064
 ENV PATH=/opt/agentfly/bin:$PATH \
     TOKENIZERS_PARALLELISM=false \
     DO_NOT_TRACK=1 \

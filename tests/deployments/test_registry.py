@@ -1,0 +1,140 @@
+"""prefect.yaml and the work pools, as Prefect itself reads them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import TypeAdapter
+
+from agentfly_lib.configs.load import FlowConfig
+from tasks.options import RETRIED
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEPLOYMENTS = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
+BY_NAME = {entry["name"]: entry for entry in DEPLOYMENTS}
+TEMPLATES = {
+    "docker": REPOSITORY / "deployments" / "pools" / "docker.json",
+    "kubernetes": REPOSITORY / "deployments" / "kubernetes" / "job-template.json",
+}
+
+
+def flow_of(entry: dict[str, Any]) -> Any:
+    file, _, name = entry["entrypoint"].partition(":")
+    return getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
+
+
+def test_every_flow_that_is_run_by_itself_is_deployed() -> None:
+    assert {flow_of(entry).name for entry in DEPLOYMENTS} == {"train", "evaluate", "collect", "prepare"}
+
+
+@pytest.mark.parametrize("entry", [pytest.param(entry, id=entry["name"]) for entry in DEPLOYMENTS])
+def test_a_deployment_fits_its_flow(entry: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    flow = flow_of(entry)
+    known = inspect.signature(flow.fn).parameters
+    parameters = entry.get("parameters", {}) | {
+        key: value for trigger in entry.get("triggers", []) for key, value in trigger["parameters"].items()
+    }
+    assert set(parameters) <= set(known)
+    needed = {name for name, each in known.items() if each.default is inspect.Parameter.empty}
+    assert needed <= set(parameters), "a schedule or an automation would start it without"
+    assert entry["tags"][0] == flow.name
+    assert entry["description"]
+    recipe = parameters["config"].get("recipe", "")
+    if recipe.startswith("recipes/"):
+        TypeAdapter(FlowConfig).validate_python(parameters["config"])
+
+
+def test_one_learner_at_a_time_in_a_pool() -> None:
+    for entry in DEPLOYMENTS:
+        trains = flow_of(entry).name == "train"
+        assert entry["work_pool"]["work_queue_name"] == ("learner" if trains else "default")
+        if trains:
+            assert entry["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
+
+
+def test_schedules_of_both_kinds_say_when() -> None:
+    from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+
+    (nightly,) = BY_NAME["nightly"]["schedules"]
+    (daily,) = BY_NAME["prepare-gsm8k"]["schedules"]
+    assert CronSchedule(cron=nightly["cron"], timezone=nightly["timezone"]).cron == "0 3 * * *"
+    assert IntervalSchedule(interval=daily["interval"]).interval == timedelta(days=1)
+    assert (nightly["active"], daily["active"]) == (False, False), "a clone must not begin to work by itself"
+
+
+async def test_the_nightly_evaluation_is_at_three() -> None:
+    from prefect.server.schemas.schedules import CronSchedule
+
+    cron = CronSchedule(cron=BY_NAME["nightly"]["schedules"][0]["cron"], timezone="UTC")
+    dates = await cron.get_dates(2, start=datetime(2030, 1, 1, 12, tzinfo=UTC))
+    assert [(date.day, date.hour) for date in dates] == [(2, 3), (3, 3)]
+
+
+def test_a_saved_checkpoint_is_evaluated() -> None:
+    """The event that `tasks.update` emits is the one that the automation expects, with what it reads."""
+    (trigger,) = BY_NAME["checkpoint"]["triggers"]
+    source = (REPOSITORY / "tasks" / "update.py").read_text()
+    assert f'event="{trigger["expect"][0]}"' in source
+    assert '"prefect.resource.id": f"agentfly.run.' in source
+    for read in re.findall(r"event\.payload\.(\w+)", json.dumps(trigger["parameters"])):
+        assert f'"{read}":' in source
+
+
+def test_stages_are_tried_again() -> None:
+    assert RETRIED["retries"] > 0
+    assert RETRIED["retry_condition_fn"] is not None
+
+
+@pytest.mark.parametrize("kind", sorted(TEMPLATES))
+class TestPools:
+    def test_prefect_takes_the_template(self, kind: str) -> None:
+        from prefect.server.schemas.actions import WorkPoolCreate
+
+        template = json.loads(TEMPLATES[kind].read_text())
+        WorkPoolCreate(name="agentfly", type=kind, base_job_template=template)
+        with pytest.raises(ValueError, match="nowhere"):
+            WorkPoolCreate(
+                name="agentfly",
+                type=kind,
+                base_job_template=template | {"job_configuration": {"image": "{{ nowhere }}"}},
+            )
+
+    def test_its_variables_are_a_schema_that_their_defaults_keep_to(self, kind: str) -> None:
+        schema = json.loads(TEMPLATES[kind].read_text())["variables"]
+        jsonschema.Draft202012Validator.check_schema(schema)
+        defaults = {name: each["default"] for name, each in schema["properties"].items() if "default" in each}
+        jsonschema.validate(defaults, schema)
+
+    def test_nothing_is_offered_that_changes_nothing(self, kind: str) -> None:
+        template = json.loads(TEMPLATES[kind].read_text())
+        used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(template["job_configuration"])))
+        assert used == set(template["variables"]["properties"])
+
+    def test_what_a_deployment_sets_can_be_set(self, kind: str) -> None:
+        schema = json.loads(TEMPLATES[kind].read_text())["variables"]
+        for entry in DEPLOYMENTS:
+            set_here = entry["work_pool"]["job_variables"]
+            assert set(set_here) <= set(schema["properties"])
+            jsonschema.validate(set_here, schema)
+
+    def test_a_flow_run_is_not_root_and_gains_nothing(self, kind: str) -> None:
+        text = TEMPLATES[kind].read_text()
+        if kind == "docker":
+            template = json.loads(text)
+            kwargs = template["variables"]["properties"]["container_create_kwargs"]["default"]
+            assert kwargs["cap_drop"] == ["ALL"]
+            assert "no-new-privileges" in kwargs["security_opt"]
+            assert template["job_configuration"]["privileged"] is False
+        else:
+            assert '"runAsNonRoot": true' in text
+            assert '"allowPrivilegeEscalation": false' in text
