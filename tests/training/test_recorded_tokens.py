@@ -65,6 +65,17 @@ def test_ratios_are_those_of_the_update(
     assert not all(moved)
 
 
+def test_a_step_with_nothing_to_train_on_leaves_no_tokens(
+    learner: Callable[..., Any], factories: ModuleType, step: StepDirectory
+) -> None:
+    groups = factories.step_groups(0, chains=1)  # nothing to compare with
+    report = learner().update_from(groups, 0, directory=step)
+    assert report.policy_version == 1
+    assert report.metrics["train/empty_updates/count"] == 1
+    assert step.learned_file.exists()
+    assert recorded(step, groups) == {}
+
+
 def test_a_disk_that_refuses_costs_no_step(
     learner: Callable[..., Any], factories: ModuleType, step: StepDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
