@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentfly_lib.agents.gui_tools import finished
+from agentfly_lib.agents.problem_images import with_images_of
 from agentfly_lib.agents.text import TextAgent
 from agentfly_lib.chat.calls import ParsedReply
 from agentfly_lib.chat.gui_action import GuiActionParser, Screen
 from agentfly_lib.configs.agent import AgentSettings, GUIAgentConfig
 from agentfly_lib.tools import Tool
+from agentfly_lib.types import Message, Problem
 
 __all__ = ["GUIAgent"]
 
@@ -26,7 +28,10 @@ Action: one of the actions below, with its arguments by name, for example click(
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class GUIAgent(TextAgent):
-    """Its tools are its actions (`gui_tools`); `finished` is always among them."""
+    """Its tools are its actions (`gui_tools`); `finished` is always among them.
+
+    The first screen is in the problem's column `images`, the next ones in the results of actions.
+    """
 
     sees = True
 
@@ -58,6 +63,10 @@ class GUIAgent(TextAgent):
         """The format, the screen and the actions."""
         actions = "\n".join(_action_line(tool) for tool in self.tools.values())
         return _INSTRUCTIONS.format(width=self.screen.width, height=self.screen.height, actions=actions)
+
+    def build_messages(self, problem: Problem) -> list[Message]:
+        """As for any agent of text, with the first screen as a content part."""
+        return with_images_of(problem, super().build_messages(problem))
 
     def parse(self, text: str, truncated: bool) -> ParsedReply:
         """Takes a reply apart; `truncated` if a limit cut it."""

@@ -197,7 +197,7 @@ def _from_file(data: bytes) -> Picture:
         raise ImageError(_unknown(data)) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(f"the image has too many pixels; {MAX_PIXELS} are the most") from error
-    except Exception as error:  # noqa: BLE001  decoders raise whatever a hostile file makes them
+    except Exception as error:  # decoders raise whatever a hostile file makes them
         raise ImageError(f"the image is damaged: {_one_line(error)}") from error
 
 
