@@ -130,6 +130,8 @@ class LearnerConfig(Config):
     logit_chunk_tokens: PositiveInt = 512
     """Trained tokens whose logits exist at the same time."""
     gradient_checkpointing: bool = False
+    sequence_parallel: PositiveInt = 1
+    """Neighbouring ranks that share each packed row, for sequences that are too long for one GPU (Ulysses)."""
     offload: OffloadConfig = OffloadConfig()
     lora: LoraConfig | None = None
     """Train adapters instead of all weights; needs the package `peft`."""
@@ -321,10 +323,14 @@ class RunConfig(Config):
                 f"optim.minibatches={self.optim.minibatches} does not divide the {trajectories} trajectories of a step "
                 f"(rollout.problems_per_step={rollout.problems_per_step} x rollout.chains={rollout.chains})"
             )
-        if (trajectories // self.optim.minibatches) % self.learner.ranks:
+        shared = self.learner.sequence_parallel
+        if self.learner.ranks % shared:
+            raise ValueError(f"learner.sequence_parallel={shared} does not divide learner.ranks={self.learner.ranks}")
+        if (trajectories // self.optim.minibatches) % (self.learner.ranks // shared):
             raise ValueError(
-                f"learner.ranks={self.learner.ranks} does not divide a minibatch of "
-                f"{trajectories // self.optim.minibatches} trajectories"
+                f"learner.ranks={self.learner.ranks}"
+                + (f" / learner.sequence_parallel={shared}" if shared > 1 else "")
+                + f" does not divide a minibatch of {trajectories // self.optim.minibatches} trajectories"
             )
         train = getattr(self.data, "train_problems", None)
         if train is not None and train < rollout.problems_per_step:

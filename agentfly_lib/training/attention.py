@@ -10,8 +10,8 @@ the result is exact. On a GPU in half precision the flash kernel for variable le
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from agentfly_lib.errors import ModelError
+
+if TYPE_CHECKING:
+    from agentfly_lib.training.sequence import SequenceGroup
 
 __all__ = ["ATTENTION", "Block", "Documents", "document_attention", "register_attention"]
 
@@ -46,6 +49,13 @@ class Documents:
     longest: int
     blocks: tuple[Block, ...]
     homes: torch.Tensor  # [T]  slot of each token in the concatenation of all blocks
+    sequence: SequenceGroup | None = None
+    """Where several ranks share the row."""
+
+    @property
+    def slots(self) -> int:
+        """Of all blocks, padding included."""
+        return sum(block.documents * block.longest for block in self.blocks)
 
     @classmethod
     def of(cls, boundaries: npt.NDArray[np.int32], num_tokens: int, device: torch.device) -> Documents:
@@ -111,6 +121,21 @@ def document_attention(  # noqa: PLR0917 (transformers passes these by position)
         raise ModelError(
             f"{type(module).__name__} needs {', '.join(unsupported) or 'several rows'}, "
             f"which packed attention does not compute; this architecture cannot be trained yet"
+        )
+    if documents.sequence is not None:
+        whole = replace(documents, sequence=None)
+        positions = kwargs.pop("position_ids", None)
+        if positions is None:
+            positions = torch.zeros(1, query.shape[2], dtype=torch.long, device=query.device)
+        return documents.sequence.attend(
+            module,
+            query,
+            key,
+            value,
+            position_ids=positions,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            documents=whole,
         )
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [T, heads, D]
     compute = _flash if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) else _padded

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from transformers import PreTrainedModel
 
 from agentfly_lib.chat.image_reader import vision_token_ids
 from agentfly_lib.chat.images import digest_of
 from agentfly_lib.configs import RunConfig
-from agentfly_lib.errors import LearnerError, ShardError
+from agentfly_lib.errors import ConfigError, LearnerError, ShardError
 from agentfly_lib.refs import CheckpointRef, ModelRef, StepReport
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.learned import write_learned
@@ -38,17 +39,20 @@ from agentfly_lib.training.checkpoint import (
 from agentfly_lib.training.disk import free_bytes, require_space, writing
 from agentfly_lib.training.engine import TrainingEngine, join_process_group
 from agentfly_lib.training.identity import differences, training_identity
-from agentfly_lib.training.lora import add_adapters, without_adapters
+from agentfly_lib.training.lora import adapter_files, add_adapters, without_adapters
 from agentfly_lib.training.metrics import finite_only, sample_metrics
 from agentfly_lib.training.packing import plan_step, to_batch
 from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
 from agentfly_lib.training.reshape import can_reshape, needs_universal, universal_checkpoint
 from agentfly_lib.training.samples import build_samples
+from agentfly_lib.training.saving import BackgroundSave, host_copy
+from agentfly_lib.training.sequence import SequenceGroup
 from agentfly_lib.training.update import Reference, Seconds, StepResult, StepUpdate
 from agentfly_lib.training.vision import Eyes, freeze_tower
 from agentfly_lib.training.weights import (
     CANARY_TOKENS,
     canary_token_ids,
+    gather_adapter,
     gather_weights,
     size_of,
     weights_digest,
@@ -105,8 +109,10 @@ class LearnerRank:
             freeze_tower(policy_model)
         if config.learner.lora is not None:
             add_adapters(policy_model, config.learner.lora, seed=config.run.seed)
+        self._sequence = self._share_rows(policy_model)
         policy = PolicyModule(
             policy_model,
+            sequence=self._sequence,
             banned=vision_token_ids(model.path),
             logit_chunk_tokens=config.learner.logit_chunk_tokens,
             entropy_gradient=config.algorithm.entropy_coefficient > 0,
@@ -117,6 +123,7 @@ class LearnerRank:
             policy, learner=config.learner, optim=config.optim, device=self.device, universal=universal
         )
         self._reference = self._load_reference(dtype)
+        self._saves = BackgroundSave()
         self._report: StepReport | None = None
         self._canary: list[float] | None = None
         self.policy_version = self._nonfinite = 0
@@ -168,7 +175,7 @@ class LearnerRank:
             plan = plan_step(
                 built.samples,
                 minibatches=optim.minibatches,
-                world=self.world,
+                world=self.world // learner.sequence_parallel,
                 microbatch_tokens=learner.microbatch_tokens,
             )
         work = StepUpdate(
@@ -253,55 +260,112 @@ class LearnerRank:
 
         Returns the log-probs of `canary_token_ids` under these weights, by which a reader can tell them.
         """
-        if not self.clean or version != self.policy_version:
-            raise LearnerError(f"version {version} was asked for, the learner holds version {self.policy_version}")
+        self._require_version(version)
         weights = gather_weights(self.engine.policy.model, zero_stage=self.engine.zero_stage)
         if self.rank == 0:
             write_weights(path, weights, policy_version=version)
-        if self._canary is None:
-            self._canary = self.canary_logprobs(self.canary_token_ids, self.canary_images)
-        dist.barrier()
-        return self._canary
+        return self._known_canary()
+
+    def export_adapter(self, path: Path, version: int) -> list[float]:
+        """Rank 0 writes the adapters alone to the folder `path`, in peft's format. Collective.
+
+        Returns what `export_weights` does. Raises `LearnerError` where no adapters are trained.
+        """
+        if self.config.learner.lora is None:
+            raise LearnerError("there are no adapters: learner.lora is not set")
+        self._require_version(version)
+        weights = gather_adapter(self.engine.policy.model, zero_stage=self.engine.zero_stage)
+        if self.rank == 0:
+            self._write_adapter(path, weights, version)
+        return self._known_canary()
 
     def save_checkpoint(self, path: Path) -> CheckpointRef | None:
         """Writes everything a resume needs to `path` (its name is the version). Collective; rank 0 returns the ref.
 
         Raises `ShardError` if it does not fit or cannot be written; nothing of it is left then.
         """
+        self.begin_checkpoint(path)
+        return self._saves.result(seconds=self.config.learner.update_timeout_seconds)
+
+    def begin_checkpoint(self, path: Path) -> None:
+        """`save_checkpoint`, of which only the copying to host memory is waited for. Collective.
+
+        An earlier one that is still being written is waited for first, and its error is raised.
+        """
         if not self.clean:
             raise LearnerError("an update failed half-way; these weights are of no version and are not saved")
+        self._saves.result(seconds=self.config.learner.update_timeout_seconds)
         try:
             with writing(path):
-                return self._save(path)
+                self._begin(path)
         except ShardError:
             shutil.rmtree(staging_directory(path), ignore_errors=True)
             raise
+
+    def finish_checkpoint(self, *, seconds: float) -> tuple[bool, CheckpointRef | None]:
+        """Whether nothing is being written (after at most `seconds`), and what this rank has sealed since last asked.
+
+        Raises what a save that was begun failed with, once.
+        """
+        try:
+            ref = self._saves.result(seconds=seconds)
+        except TimeoutError:
+            return False, None
+        return True, ref
 
     def close(self) -> None:
         """Gives back the engine; the object cannot be used afterwards. The process stays a rank of its group."""
         self.clean = False
         if hasattr(self, "engine"):
+            self._saves.close()
             self.engine.close()
             del self.engine
 
-    def _save(self, path: Path) -> CheckpointRef | None:
-        staging = staging_directory(path)
+    def _require_version(self, version: int) -> None:
+        if not self.clean or version != self.policy_version:
+            raise LearnerError(f"version {version} was asked for, the learner holds version {self.policy_version}")
+
+    def _known_canary(self) -> list[float]:
+        """Collective."""
+        if self._canary is None:
+            self._canary = self.canary_logprobs(self.canary_token_ids, self.canary_images)
+        dist.barrier()
+        return self._canary
+
+    def _write_adapter(self, path: Path, weights: dict[str, torch.Tensor], version: int) -> None:
+        assert self.config.learner.lora is not None
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            files = adapter_files(self.engine.policy.model, self.config.learner.lora, self.model.path)
+            for name, content in files.items():
+                (path / name).write_bytes(content)
+        write_weights(path / "adapter_model.safetensors", weights, policy_version=version)
+
+    def _begin(self, path: Path) -> None:
+        staging, lora = staging_directory(path), self.config.learner.lora
         if self.rank == 0:
             shutil.rmtree(staging, ignore_errors=True)
-        weights = gather_weights(self.engine.policy.model, zero_stage=self.engine.zero_stage)
+        weights: dict[str, torch.Tensor] = {}
+        if lora is None or not self.config.checkpoint.adapters_only:
+            weights = gather_weights(self.engine.policy.model, zero_stage=self.engine.zero_stage)
         self._require_space(path, weights)
         if self.rank == 0:
             staging.mkdir(parents=True)
         dist.barrier()
-        self.engine.save(staging / "deepspeed", _TAG)
-        dist.barrier()
-        ref = None
-        if self.rank == 0:
+        files = self.engine.snapshot(staging / "deepspeed", _TAG)
+        weights = host_copy(weights)
+        adapter = {} if lora is None else gather_adapter(self.engine.policy.model, zero_stage=self.engine.zero_stage)
+        state = self._state()
+
+        def finish() -> CheckpointRef:
             copy_model_files(self.model.path, staging / "hf")
-            write_weights(staging / "hf" / "model.safetensors", weights, policy_version=self.policy_version)
-            ref = seal(path, self._state())
-        dist.barrier()
-        return ref
+            if weights:
+                write_weights(staging / "hf" / "model.safetensors", weights, policy_version=state.policy_version)
+            if adapter:
+                self._write_adapter(staging / "adapter", adapter, state.policy_version)
+            return seal(path, state)
+
+        self._saves.begin(path, files, finish if self.rank == 0 else None)
 
     def _require_space(self, path: Path, weights: dict[str, torch.Tensor]) -> None:
         """Collective, so that all ranks refuse together and none waits for the others."""
@@ -343,6 +407,14 @@ class LearnerRank:
             )
         return state
 
+    def _share_rows(self, model: PreTrainedModel) -> SequenceGroup | None:
+        size = self.config.learner.sequence_parallel
+        if size == 1:
+            return None
+        if self._eyes is not None:
+            raise ConfigError("learner.sequence_parallel: rows with pictures cannot be shared by ranks; set it to 1")
+        return SequenceGroup(model, size=size)
+
     def _load_reference(self, dtype: torch.dtype) -> Reference | None:
         """The starting policy, frozen; only if the KL penalty is on.
 
@@ -357,6 +429,7 @@ class LearnerRank:
             model,
             logit_chunk_tokens=self.config.learner.logit_chunk_tokens,
             banned=vision_token_ids(self.model.path),
+            sequence=self._sequence,
         ).to(self.device)
 
     def _measure_base(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,15 +1,17 @@
 """Low-rank adapters through `peft`: only they are trained, and only they are kept beside the optimizer's state.
 
-Whoever reads weights (an engine, a checkpoint's `hf/`) gets them merged: W + (alpha / rank) B A under the names of the
-model itself, so that nothing outside of the learner knows of adapters. The model without them is the starting policy.
+Whoever reads weights gets them merged, W + (alpha / rank) B A under the names of the model itself, or the adapters
+alone in peft's own format. The model without them is the starting policy.
 
 LoRA: Hu et al. 2021, https://arxiv.org/abs/2106.09685, section 4.1.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -18,7 +20,16 @@ from agentfly_lib.configs import LoraConfig
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.training.vision import TOWER, vision_tower
 
-__all__ = ["adapter_of", "add_adapters", "is_adapter", "merged", "model_name", "without_adapters"]
+__all__ = [
+    "adapter_files",
+    "adapter_of",
+    "add_adapters",
+    "is_adapter",
+    "merged",
+    "model_name",
+    "peft_name",
+    "without_adapters",
+]
 
 _ADAPTER = "default"
 _BASE = ".base_layer."
@@ -80,6 +91,32 @@ def adapter_of(model: PreTrainedModel, name: str) -> tuple[torch.nn.Parameter, t
 def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float) -> torch.Tensor:
     """weight + factor * B A, computed in float32 and rounded once, of the weight's type."""
     return (weight.float() + factor * (b.float() @ a.float())).to(weight.dtype)
+
+
+def adapter_files(model: PreTrainedModel, lora: LoraConfig, base: Path) -> dict[str, bytes]:
+    """What readers of peft's format want beside the weights: `adapter_config.json`, with the adapted layers."""
+    import peft
+
+    targets = set(lora.target_modules)
+    if isinstance(lora.target_modules, str):
+        owners = [name.rpartition(".lora_A.")[0] for name, _ in model.named_parameters() if ".lora_A." in name]
+        targets = {owner.rpartition(".")[2] for owner in owners}
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=str(base),
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type] - any number will do
+        target_modules=sorted(targets),
+        inference_mode=True,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+
+
+def peft_name(name: str) -> str:
+    """What peft calls a parameter of an adapter in its files."""
+    return f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}"
 
 
 @contextmanager

@@ -8,15 +8,17 @@ output has its trained tokens' logits at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from agentfly_lib.chat.image_reader import sees
-from agentfly_lib.errors import ModelError
+from agentfly_lib.errors import ConfigError, ModelError
 from agentfly_lib.training.attention import Documents, register_attention
 from agentfly_lib.training.head import NO_SHARE, LogprobHead
+from agentfly_lib.training.sequence import SequenceGroup
 from agentfly_lib.training.vision import Eyes
 from agentfly_lib.types import Batch
 
@@ -30,9 +32,16 @@ class PolicyInputs:
     """One packed row on its device, and the tokens whose log-probs are wanted."""
 
     def __init__(
-        self, batch: Batch, device: torch.device, eyes: Eyes | None = None, *, whole_vocabulary: bool = False
+        self,
+        batch: Batch,
+        device: torch.device,
+        eyes: Eyes | None = None,
+        *,
+        whole_vocabulary: bool = False,
+        sequence_parallel: int = 1,
     ) -> None:
-        """eyes: of a model that sees. whole_vocabulary: log-probs in which no token is banned."""
+        """eyes: of a model that sees. whole_vocabulary: log-probs in which no token is banned. sequence_parallel: ranks
+        that share the row, which is padded to a multiple of them."""
         self.num_loss_tokens = batch.num_loss_tokens
         self.whole_vocabulary = whole_vocabulary
         position_ids, self.pixels = torch.from_numpy(batch.position_ids).unsqueeze(0), {}
@@ -49,9 +58,12 @@ class PolicyInputs:
         """Positions that predict them."""
         self.advantages = torch.from_numpy(batch.advantages)[selected].to(device)  # [N]
         self.recorded = torch.from_numpy(batch.rollout_logprobs)[selected].to(device)  # [N]
+        if padding := -len(token_ids) % sequence_parallel:
+            token_ids = torch.nn.functional.pad(token_ids, (0, padding))
+            position_ids = torch.nn.functional.pad(position_ids, (0, padding))
         self.token_ids = token_ids.unsqueeze(0).to(device)  # [1, T]
         self.position_ids = position_ids.to(device)  # [1, T], or [3, 1, T] of a model that sees
-        self.documents = Documents.of(batch.boundaries, len(batch.token_ids), device)
+        self.documents = Documents.of(batch.boundaries, len(token_ids), device)
         if not self.num_loss_tokens:
             # Something must go through the head, so that every rank takes part in every collective of the backward
             # pass; the loss multiplies it by zero.
@@ -70,8 +82,10 @@ class PolicyModule(torch.nn.Module):
         entropy_gradient: bool = False,
         value_head: bool = False,
         banned: Sequence[int] = (),
+        sequence: SequenceGroup | None = None,
     ) -> None:
-        """banned: ids that can never be sampled, and so have no part in any distribution."""
+        """banned: ids that can never be sampled, and so have no part in any distribution. sequence: the ranks that
+        share each row. Raises `ConfigError` if rows of this model cannot be shared."""
         super().__init__()
         self.model = model
         self.register_buffer("banned", torch.tensor(banned, dtype=torch.long) if banned else None, persistent=False)
@@ -81,6 +95,12 @@ class PolicyModule(torch.nn.Module):
         head = model.get_output_embeddings()
         if type(head) is torch.nn.Linear and not any(getattr(model.config, name, None) for name in HEAD_SCALINGS):
             model.set_output_embeddings(LogprobHead.of(head))
+        elif sequence is not None:
+            raise ConfigError(
+                "learner.sequence_parallel needs a plain linear output head, "
+                f"and {type(model).__name__} has none; set it to 1"
+            )
+        self._sequence = sequence
 
     def forward(
         self, inputs: PolicyInputs, temperature: float = 1.0
@@ -89,6 +109,8 @@ class PolicyModule(torch.nn.Module):
 
         All [N] float32, values [0] without a head for them; entropies carry a graph only if their gradient is wanted.
         """
+        if self._sequence is not None:
+            return self._shared_forward(self._sequence, inputs, temperature)
         row = {
             "input_ids": inputs.token_ids,
             "position_ids": inputs.position_ids,
@@ -101,20 +123,50 @@ class PolicyModule(torch.nn.Module):
         if isinstance(head, LogprobHead):
             body = self.model.base_model if inputs.pixels else self.model.get_decoder()
             hidden = body(**row).last_hidden_state[0].index_select(0, inputs.sources)
-            logprobs, entropy = head(
-                hidden,
-                targets,
-                temperature=temperature,
-                chunk_tokens=self.logit_chunk_tokens,
-                entropy_gradient=self.entropy_gradient,
-                banned=banned,
-            )
+            logprobs, entropy = self._through_head(hidden, targets, temperature, banned)
             return logprobs, entropy, self._values(hidden, logprobs)
         output = self.model(**row, logits_to_keep=inputs.sources, output_hidden_states=self.value_head is not None)
         logits = output.logits[0] if banned is None else output.logits[0].float().index_fill(-1, banned, NO_SHARE)
         logprobs, entropy = token_logprobs(logits, targets, temperature, self.entropy_gradient)
         hidden = output.hidden_states[-1][0].index_select(0, inputs.sources) if self.value_head is not None else None
         return logprobs, entropy, self._values(hidden, logprobs)
+
+    def _shared_forward(
+        self, sequence: SequenceGroup, inputs: PolicyInputs, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`forward` of a row that several ranks share; collective among them."""
+        tokens = inputs.token_ids.shape[1]
+        mine = sequence.mine(inputs.sources, tokens)
+        sources, targets = inputs.sources[mine] % (tokens // sequence.size), inputs.targets[mine]
+        if not len(sources):  # something goes through the head on every rank, see `PolicyInputs`
+            sources, targets = inputs.sources.new_zeros(1), inputs.targets[:1]
+        output = self.model.get_decoder()(
+            input_ids=sequence.stretch(inputs.token_ids),
+            position_ids=sequence.stretch(inputs.position_ids),
+            documents=replace(inputs.documents, sequence=sequence),
+            use_cache=False,
+        )
+        hidden = output.last_hidden_state[0].index_select(0, sources)
+        banned = None if inputs.whole_vocabulary else self.banned
+        logprobs, entropy = self._through_head(hidden, targets, temperature, banned)
+        values = self._values(hidden, logprobs)
+        return (
+            sequence.told(logprobs, mine),
+            sequence.told(entropy, mine),
+            sequence.told(values, mine) if len(values) else values,
+        )
+
+    def _through_head(
+        self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, banned: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model.get_output_embeddings()(
+            hidden,
+            targets,
+            temperature=temperature,
+            chunk_tokens=self.logit_chunk_tokens,
+            entropy_gradient=self.entropy_gradient,
+            banned=banned,
+        )
 
     def _values(self, hidden: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
         return like.new_zeros(0) if self.value_head is None or hidden is None else self.value_head(hidden)

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
 
+
 PING_SECONDS = 30.0
 """An idle rank answers in milliseconds; one that does not within this time is replaced."""
 GRACE_SECONDS = 5.0
@@ -63,6 +64,8 @@ class Canary:
     token_ids: list[int]
     logprobs: list[float]
     """Of each token but the first, given those before it, at temperature 1."""
+    images: tuple[bytes, ...] = ()
+    """Encoded pictures, in the order of their placeholders."""
 
 
 def _call(method: Callable[Concatenate[LearnerActor, P], T]) -> Callable[Concatenate[LearnerActor, P], T]:
@@ -132,16 +135,25 @@ class LearnerActor:
     @_call
     def export_weights(self, path: Path, version: int) -> Canary:
         logprobs = self._rank.export_weights(path, version)
-        return Canary(token_ids=self._rank.canary_token_ids, logprobs=logprobs)
+        return Canary(token_ids=self._rank.canary_token_ids, logprobs=logprobs, images=self._rank.canary_images)
 
     @_call
-    def save_checkpoint(self, path: Path) -> CheckpointRef | None:
-        return self._rank.save_checkpoint(path)
+    def export_adapter(self, path: Path, version: int) -> Canary:
+        logprobs = self._rank.export_adapter(path, version)
+        return Canary(token_ids=self._rank.canary_token_ids, logprobs=logprobs, images=self._rank.canary_images)
+
+    @_call
+    def begin_checkpoint(self, path: Path) -> None:
+        self._rank.begin_checkpoint(path)
+
+    @_call
+    def finish_checkpoint(self, seconds: float) -> tuple[bool, CheckpointRef | None]:
+        return self._rank.finish_checkpoint(seconds=seconds)
 
     @_call
     def canary(self, token_ids: list[int] | None) -> Canary:
-        ids = self._rank.canary_token_ids if token_ids is None else token_ids
-        return Canary(token_ids=ids, logprobs=self._rank.canary_logprobs(ids))
+        ids, images = (self._rank.canary_token_ids, self._rank.canary_images) if token_ids is None else (token_ids, ())
+        return Canary(token_ids=ids, logprobs=self._rank.canary_logprobs(ids, images), images=images)
 
 
 class Learner:
@@ -168,13 +180,36 @@ class Learner:
             )
         return reports[0]
 
+    async def begin_save(self, path: Path) -> None:
+        """Copies the state of the checkpoint `path`, named after the version, and has it written in the background."""
+        await self._all("begin_checkpoint", path)
+
+    async def finish_save(self, *, wait: bool) -> tuple[bool, CheckpointRef | None]:
+        """Whether nothing is being written any more, and the checkpoint if it was finished since this was last asked.
+
+        Nothing was begun on ranks that replaced those that began: there is no checkpoint then. Raises what writing
+        failed with, once.
+        """
+        answers = await self._all("finish_checkpoint", self._seconds / 2 if wait else 0.0)
+        return all(done for done, _ in answers), answers[0][1]
+
     async def save(self, path: Path) -> CheckpointRef:
-        """Writes the checkpoint `path`, named after the version."""
-        return (await self._all("save_checkpoint", path))[0]
+        """Writes the checkpoint `path`, named after the version, and waits for it."""
+        await self.begin_save(path)
+        done, saved = await self.finish_save(wait=True)
+        if not done or saved is None:
+            raise LearnerError(
+                f"{path} was not written within {self._seconds / 2:.0f} s; raise learner.update_timeout_seconds"
+            )
+        return saved
 
     async def export(self, path: Path, version: int) -> Canary:
         """Writes the weights of `version`, the one that is held, as one safetensors file; returns their canary."""
         return (await self._all("export_weights", path, version))[0]
+
+    async def export_adapter(self, path: Path, version: int) -> Canary:
+        """Writes the adapters of `version` to the folder `path`, as peft and vLLM load them; returns their canary."""
+        return (await self._all("export_adapter", path, version))[0]
 
     async def canary(self, token_ids: Sequence[int] | None = None) -> Canary:
         """Log-probs of a token sequence; without one, of the sequence that `weights_digest` is made from."""

@@ -137,7 +137,7 @@ def _write(files: Files) -> None:
     while files:
         target, state = files.pop(0)  # given up one by one, so that memory falls while files grow
         target.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, target, _use_new_zipfile_serialization=False)
+        torch.save(state, target)
 
 
 def _named(error: Exception) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -20,9 +20,18 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from agentfly_lib.training.disk import free_bytes, require_space, writing
-from agentfly_lib.training.lora import adapter_of, is_adapter, merged, model_name
+from agentfly_lib.training.lora import adapter_of, is_adapter, merged, model_name, peft_name
 
-__all__ = ["CANARY_TOKENS", "canary_token_ids", "gather_weights", "size_of", "weights_digest", "write_weights"]
+__all__ = [
+    "CANARY_TOKENS",
+    "canary_token_ids",
+    "gather_adapter",
+    "gather_weights",
+    "size_of",
+    "weights_digest",
+    "whole_weights",
+    "write_weights",
+]
 
 
 CANARY_TOKENS = 72
@@ -48,25 +57,46 @@ def gather_weights(model: PreTrainedModel, *, zero_stage: int) -> dict[str, torc
     """Every weight on the CPU, whole, on rank 0; empty on other ranks. Collective under ZeRO 3.
 
     Tied weights appear once, under the name of the input embedding, as in a saved checkpoint. Adapters are merged.
+    On a CPU what is not merged is the model's own memory, and changes with the next update.
     """
     first = dist.get_rank() == 0
     weights: dict[str, torch.Tensor] = {}
+    for name, value in whole_weights(model, zero_stage=zero_stage, merge=first):
+        if first:
+            weights[name] = value.cpu().clone() if zero_stage == 3 else value.cpu().contiguous()
+    return weights
+
+
+@torch.no_grad()
+def whole_weights(model: PreTrainedModel, *, zero_stage: int, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every weight under its own name, one after another where it lies, whole until the next is asked for. Collective.
+
+    merge: with adapters added, for which this rank must see them whole; else without them.
+    """
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             continue
         adapter = adapter_of(model, name)
         with _whole([parameter, *(adapter[:2] if adapter else ())], zero_stage):
-            if first:
-                value = merged(parameter, *adapter) if adapter else parameter.detach()
-                weights[model_name(name)] = value.cpu().clone() if zero_stage == 3 else value.cpu().contiguous()
-    if first:
-        persistent = model.state_dict().keys()
-        weights |= {name: buffer.cpu().contiguous() for name, buffer in model.named_buffers() if name in persistent}
+            yield model_name(name), merged(parameter, *adapter) if adapter and merge else parameter.detach()
+    persistent = model.state_dict().keys()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+
+
+@torch.no_grad()
+def gather_adapter(model: PreTrainedModel, *, zero_stage: int) -> dict[str, torch.Tensor]:
+    """Copies of the adapters' weights on the CPU under peft's names, on rank 0; empty on other ranks. Collective."""
+    weights: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            with _whole([parameter], zero_stage):
+                if dist.get_rank() == 0:
+                    weights[peft_name(name)] = parameter.detach().to("cpu", copy=True).contiguous()
     return weights
 
 
 def _whole(parameters: list[torch.nn.Parameter], zero_stage: int) -> AbstractContextManager[object]:
-    """Within the block, rank 0 sees these parameters whole."""
+    """Within the block, every rank sees these parameters whole."""
     if zero_stage != 3:
         return nullcontext()
     import deepspeed

@@ -135,7 +135,7 @@ def test_two_ranks_equal_one_in_every_zero_stage(train: Train) -> None:
         reports, weights = train(world=2, steps=[0], optim=GRADIENT, learner={"zero_stage": stage})
         assert difference(one, weights) < 5e-6, f"ZeRO {stage}"
         for name, value in one_reports[0]["metrics"].items():
-            if name.split("/")[1] not in {"microbatches", "idle", "tokens_per_second"}:
+            if name.split("/")[1] not in {"microbatches", "idle", "padding", "attention_padding", "tokens_per_second"}:
                 assert reports[0]["metrics"][name] == pytest.approx(value, rel=2e-4, abs=1e-6), f"ZeRO {stage}: {name}"
 
 
@@ -163,6 +163,38 @@ def test_what_is_defined_on_the_whole_step_is_the_same_on_two_ranks(train: Train
     _, one = train(world=1, steps=[0, 1], optim=GRADIENT, algorithm=algorithm, learner=tight)
     _, two = train(world=2, steps=[0, 1], optim=GRADIENT, algorithm=algorithm, learner=tight | {"zero_stage": 3})
     assert difference(one, two) < 2e-5
+
+
+@pytest.mark.timeout(600)
+def test_adapters_on_two_ranks_equal_those_on_one_in_every_zero_stage(train: Train) -> None:
+    lora = {"lora": {"rank": 4, "alpha": 8.0}}
+    one_reports, one = train(world=1, steps=[0, 1], optim=SMOOTH, learner=lora)
+    for stage in (0, 1, 2, 3):
+        reports, weights = train(world=2, steps=[0, 1], optim=SMOOTH, learner=lora | {"zero_stage": stage})
+        assert difference(one, weights) < 1e-5, f"ZeRO {stage}"
+        for report, expected in zip(reports, one_reports, strict=True):
+            for name in ("train/policy_loss/mean", "train/grad_norm/mean"):
+                assert report["metrics"][name] == pytest.approx(expected["metrics"][name], rel=2e-4, abs=1e-6), name
+
+
+@pytest.mark.timeout(300)
+def test_ranks_that_share_each_row_equal_one(train: Train) -> None:
+    """Ulysses: with values, entropy, a reference and rows that do not divide evenly."""
+    algorithm = {
+        "advantage": {"type": "gae"},
+        "loss": {"type": "gspo", "clip_low": 0.5, "clip_high": 0.5},
+        "kl": {"coefficient": 0.05},
+        "entropy_coefficient": 0.01,
+    }
+    tight = {"microbatch_tokens": 48, "logit_chunk_tokens": 5}
+    one_reports, one = train(world=1, steps=[0, 1], optim=GRADIENT, algorithm=algorithm, learner=tight)
+    shared = tight | {"zero_stage": 3, "sequence_parallel": 2}
+    reports, weights = train(world=2, steps=[0, 1], optim=GRADIENT, algorithm=algorithm, learner=shared)
+    assert difference(one, weights) < 2e-5
+    for report, expected in zip(reports, one_reports, strict=True):
+        for name, value in expected["metrics"].items():
+            if name.split("/")[1] not in {"padding", "attention_padding", "tokens_per_second"}:
+                assert report["metrics"][name] == pytest.approx(value, rel=5e-4, abs=2e-6), name
 
 
 @pytest.mark.timeout(300)
