@@ -74,6 +74,12 @@ class InferenceConfig(Config):
     placement: Literal["auto", "split", "colocated"] = "auto"
     """`split`: engines and learner have GPUs of their own. `colocated`: they share them, and the engines sleep while
     the learner computes. `auto` shares only where there are too few. On CPUs it means nothing."""
+    weight_transfer: Literal["auto", "file", "nccl", "ipc"] = "auto"
+    """How the learner's weights reach the engines. `file`: one safetensors file in shared memory. `nccl`: a broadcast
+    from GPU to GPU (placement `split`). `ipc`: the learner's own memory, opened on the GPU that both share (placement
+    `colocated`). `auto` is `file`."""
+    lora_sync: Literal["merged", "adapter"] = "merged"
+    """With `learner.lora`: engines get merged weights, or the adapters alone, megabytes that cost them some speed."""
     max_sequences: PositiveInt = 128
     """Sequences that the engine decodes at the same time."""
     kv_cache_mib: PositiveInt = 64

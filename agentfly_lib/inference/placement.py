@@ -8,7 +8,7 @@ computes. Pure arithmetic; `agentfly_lib.cluster` makes the group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentfly_lib.cluster import Bundle
@@ -36,6 +36,8 @@ class Placement:
     engine_gpus: float = 0.0
     """GPUs that an engine claims of Ray in its first bundle. 0 with bundles: it is told its GPUs by number."""
     rank_gpus: float = 0.0
+    transfer: Literal["file", "nccl", "ipc"] = "file"
+    """How weights reach the engines."""
 
     @property
     def sleeps(self) -> bool:
@@ -58,8 +60,47 @@ class Placement:
 def place(config: RunConfig, gpus: int) -> Placement:
     """The placement of a run where the cluster has `gpus` GPUs in all; `auto` shares them only if it must.
 
-    Raises `ConfigError` if they are too few, or if what is asked for needs GPUs on both sides and has not.
+    Raises `ConfigError` if they are too few, or if what is asked for cannot be there.
     """
+    placement = _seats(config, gpus)
+    if placement.sleeps and config.rollout.max_policy_lag:
+        raise ConfigError(
+            f"rollout.max_policy_lag={config.rollout.max_policy_lag} collects during updates, for which engines that "
+            "share GPUs with the learner must sleep; set it to 0, or give both GPUs of their own "
+            "(inference.placement='split')"
+        )
+    return replace(placement, transfer=_transfer(config, placement))
+
+
+def _transfer(config: RunConfig, placement: Placement) -> Literal["file", "nccl", "ipc"]:
+    asked = config.inference.weight_transfer
+    if asked in ("auto", "file"):
+        return "file"
+    if not (placement.engines and placement.ranks):
+        raise ConfigError(
+            f"inference.weight_transfer={asked!r} goes from GPU to GPU, but engines or learner run on the CPU here; "
+            "set it to 'file'"
+        )
+    if config.learner.lora is not None and config.inference.lora_sync == "adapter":
+        raise ConfigError(f"inference.lora_sync='adapter' sends files; leave inference.weight_transfer={asked!r} out")
+    if asked == "nccl" and placement.kind == "colocated":
+        raise ConfigError(
+            "inference.weight_transfer='nccl': NCCL refuses two processes on one GPU, which placement 'colocated' "
+            "makes; set it to 'ipc', or inference.placement to 'split'"
+        )
+    if asked == "ipc":
+        ranked = {gpu for rank in range(len(placement.ranks)) for gpu in placement.gpus_of_rank(rank)}
+        served = {gpu for engine in range(len(placement.engines)) for gpu in placement.gpus_of_engine(engine)}
+        if not served <= ranked:
+            raise ConfigError(
+                f"inference.weight_transfer='ipc' opens a rank's memory on the engine's own GPU, but "
+                f"{len(served - ranked)} GPUs of engines have no rank; set it to 'nccl' or 'file', or "
+                "inference.placement to 'colocated' with as many ranks as the engines have GPUs"
+            )
+    return asked
+
+
+def _seats(config: RunConfig, gpus: int) -> Placement:
     learner, inference = config.learner, config.inference
     on_gpu = {"cpu": False, "cuda": True, "auto": gpus > 0}
     ranks = learner.ranks if on_gpu[learner.device] else 0

@@ -100,3 +100,31 @@ def test_no_two_ranks_and_no_two_engines_ever_share_a_gpu(configured, ranks, rep
     assert max(engines + singles) < sum(bundle.gpus for bundle in found.bundles) <= gpus
     if found.kind == "split":
         assert not set(engines) & set(singles)
+
+
+def test_weights_go_by_file_unless_gpus_are_asked_for_and_can(configured):
+    assert place(configured(4, replicas=4), 8).transfer == "file"
+    assert place(configured(4, replicas=4, weight_transfer="nccl"), 8).transfer == "nccl"
+    assert place(configured(2, replicas=2, weight_transfer="ipc", placement="colocated"), 2).transfer == "ipc"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "inference", "message"),
+    [
+        (1, 0, {"device": "auto", "weight_transfer": "nccl"}, r"from GPU to GPU, but .* run on the CPU"),
+        (2, 2, {"replicas": 2, "weight_transfer": "nccl", "placement": "colocated"}, r"NCCL refuses two processes"),
+        (1, 3, {"replicas": 2, "weight_transfer": "ipc"}, r"2 GPUs of engines have no rank"),
+    ],
+)
+def test_a_transfer_that_cannot_be_is_refused(configured, ranks, gpus, inference, message):
+    device = "cuda" if gpus else "auto"
+    with pytest.raises(ConfigError, match=message):
+        place(configured(ranks, device, **inference), gpus)
+
+
+def test_engines_that_must_sleep_cannot_collect_during_updates(configured):
+    config = configured(1)
+    late = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_policy_lag": 1})})
+    with pytest.raises(ConfigError, match=r"max_policy_lag=1 collects during updates"):
+        place(late, 1)
+    assert place(late, 2).kind == "split"
