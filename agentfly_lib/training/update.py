@@ -98,6 +98,7 @@ class StepUpdate:
     config: RunConfig
     rank: int
     world: int
+    """Of all ranks; `learner.sequence_parallel` of them share each row."""
     nonfinite_in_row: int
     """Optimizer updates in a row, up to now, that were skipped because something was not finite."""
     eyes: Eyes | None = None
@@ -142,6 +143,7 @@ class StepUpdate:
             "train/skipped_updates/count": skipped,
             "train/microbatches/count": float(sum(len(items) for items in work)),
             "train/idle/fraction": plan.idle_fraction,
+            **self._padding(work),
         }
         with self.seconds.part("record"):
             items = [item for of_minibatch in work for item in of_minibatch]
@@ -155,6 +157,16 @@ class StepUpdate:
             )
 
     @property
+    def _row(self) -> int:
+        """Which of the rows that are computed at the same time is this rank's."""
+        return self.rank // self.config.learner.sequence_parallel
+
+    @property
+    def _speaks(self) -> bool:
+        """Of the ranks that share a row and know the same, one tells the others."""
+        return self.rank % self.config.learner.sequence_parallel == 0
+
+    @property
     def _temperature(self) -> float:
         return self.config.rollout.sampling.temperature
 
@@ -162,7 +174,7 @@ class StepUpdate:
         """This rank's micro-batches of an optimizer update."""
         lengths = trajectory_lengths([samples[index] for index in minibatch.samples])
         shares = token_shares(lengths, self.config)
-        return [self._work(samples, indices, lengths, shares) for indices in minibatch.ranks[self.rank]]
+        return [self._work(samples, indices, lengths, shares) for indices in minibatch.ranks[self._row]]
 
     def _work(
         self,
@@ -179,7 +191,9 @@ class StepUpdate:
         return _Work(
             indices=indices,
             samples=chosen,
-            inputs=PolicyInputs(to_batch(chosen, indices), device, self.eyes),
+            inputs=PolicyInputs(
+                to_batch(chosen, indices), device, self.eyes, sequence_parallel=self.config.learner.sequence_parallel
+            ),
             trajectories=Trajectories(
                 index=torch.from_numpy(index).to(device),
                 lengths=torch.tensor([lengths[name] for name in names], dtype=torch.float32, device=device),
@@ -271,6 +285,20 @@ class StepUpdate:
         algorithm = self.config.algorithm
         return algorithm.loss.type == "gspo" or algorithm.correction.type not in ("none", "tis_token")
 
+    def _padding(self, work: Sequence[Sequence[_Work]]) -> dict[str, float]:
+        """Share of computed token slots that hold no token, in rows and in the blocks of the padded attention."""
+        items = [item for of_minibatch in work for item in of_minibatch] if self._speaks else []
+        tokens = sum(len(sample) for item in items for sample in item.samples)
+        slots = sum(item.inputs.token_ids.shape[1] for item in items)
+        attended = sum(item.inputs.documents.slots for item in items)
+        sums = self._doubles([tokens, slots, attended])
+        dist.all_reduce(sums)
+        tokens, slots, attended = sums.tolist()
+        return {
+            "train/padding/fraction": 1 - tokens / slots if slots else 0.0,
+            "train/attention_padding/fraction": 1 - tokens / attended if attended else 0.0,
+        }
+
     def _tell(
         self, samples: Sequence[TrainingSample], measured: Sequence[tuple[_Work, torch.Tensor]]
     ) -> list[np.ndarray]:
@@ -278,7 +306,7 @@ class StepUpdate:
         ends = np.cumsum([sample.num_loss_tokens for sample in samples])
         everything = np.zeros(int(ends[-1]) if len(ends) else 0)
         for item, numbers in measured:
-            if not item.inputs.num_loss_tokens:
+            if not item.inputs.num_loss_tokens or not self._speaks:
                 continue
             first = 0
             for index in item.indices:
@@ -295,7 +323,8 @@ class StepUpdate:
         logprobs, entropy, values = self.engine.forward(item.inputs, self._temperature)
         item.seen = logprobs.detach()
         loss = self._loss(item, logprobs, entropy, values)
-        meter.add(loss)
+        if self._speaks:
+            meter.add(loss)
         self.engine.backward(loss.loss * self.world, last=last)
         if bool(torch.isfinite(loss.loss)):
             return []
