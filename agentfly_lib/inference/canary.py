@@ -27,6 +27,9 @@ class Canary:
 
     token_ids: tuple[int, ...]  # [T]
     logprobs: tuple[float, ...]  # [T - 1]  entry t: log p(token_ids[t + 1] | token_ids[: t + 1])
+    images: tuple[bytes, ...] = ()
+    """Encoded pictures, in the order of their placeholders: the features of old weights, had they survived, would be
+    found and used."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) < 2 or len(self.logprobs) != len(self.token_ids) - 1:

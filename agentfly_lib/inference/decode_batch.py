@@ -4,6 +4,9 @@ Rows are padded on the left, so that all of them end at the same column. New row
 are run through the model, and their keys and values are put beside those that are there. Rows that are done leave, and
 columns that only padding is left in are dropped. Models whose cache is not plain keys and values (sliding windows,
 recurrent states) take new rows only when the batch is empty.
+
+Pictures of a prompt are read as it joins. They move the positions of what comes behind them; by how much, the model's
+own function says, once for each row.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agentfly_lib.chat.image_reader import ImageReader
 from agentfly_lib.inference.generate import GenerationRequest
 from agentfly_lib.inference.sampler import draw, processed_logprobs
 from agentfly_lib.inference.stop_strings import StopStrings
@@ -62,15 +66,21 @@ class _State:
 
     cache: DynamicCache
     mask: Tensor  # [B, T]  1 where a row has a token
+    shifts: Tensor  # [B, 1]  what is added to a token's place for its position
     logits: Tensor  # [B, V]  of each row's next token
 
 
 class DecodeBatch:
     """The rows that are decoded now. Not safe for use by several threads."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, reader: ImageReader | None = None, banned: Sequence[int] = ()
+    ) -> None:
+        """reader: of a model that sees. banned: ids that are never sampled."""
         self.rows: list[Row] = []
         self._model = model
+        self._reader = reader
+        self._banned = banned
         self._state: _State | None = None
         self._last_only = (
             {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
@@ -93,8 +103,11 @@ class DecodeBatch:
             start = longest - len(row.request.token_ids)
             ids[index, start:] = torch.tensor(list(row.request.token_ids))
             mask[index, start:] = 1
-        cache, mask = DynamicCache(config=self._model.config), mask.to(self._model.device)
-        joining = _State(cache=cache, mask=mask, logits=self._forward(ids.to(self._model.device), mask, cache))
+        device = self._model.device
+        cache, ids, mask = DynamicCache(config=self._model.config.get_text_config()), ids.to(device), mask.to(device)
+        shifts, seen = self._seen(rows, ids, mask)
+        logits = self._forward(ids, mask, cache, shifts, **seen)
+        joining = _State(cache=cache, mask=mask, shifts=shifts, logits=logits)
         self._state = joining if self._state is None else _joined(self._state, joining)
         self.rows += rows
 
@@ -104,7 +117,7 @@ class DecodeBatch:
 
         assert self._state is not None
         requests = [row.request for row in self.rows]
-        logprobs = processed_logprobs(self._state.logits, requests, [row.token_ids for row in self.rows])
+        logprobs = processed_logprobs(self._state.logits, requests, [row.token_ids for row in self.rows], self._banned)
         tokens = draw(logprobs, requests, [row.uniform() for row in self.rows])
         chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
         for row, token, logprob in zip(self.rows, tokens.tolist(), chosen.tolist(), strict=True):
@@ -114,7 +127,7 @@ class DecodeBatch:
         if self._state is not None:
             state, tokens = self._state, tokens[kept][:, None]
             state.mask = torch.cat([state.mask, torch.ones_like(tokens)], dim=-1)
-            state.logits = self._forward(tokens, state.mask, state.cache)
+            state.logits = self._forward(tokens, state.mask, state.cache, state.shifts)
         return done
 
     def drop(self, rows: Sequence[Row]) -> list[int]:
@@ -126,15 +139,34 @@ class DecodeBatch:
             self._state = _selected(self._state, kept) if kept and self._state is not None else None
         return kept
 
-    def _forward(self, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
+    def _seen(self, rows: Sequence[Row], ids: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """How far the pictures of prompts move what is behind them [B, 1], and what the model takes of the pictures."""
+        import torch
+
+        shifts = torch.zeros(len(rows), 1, dtype=torch.long, device=ids.device)
+        pictures = [picture for row in rows for picture in row.request.images]
+        if self._reader is None or not pictures:
+            return shifts, {}
+        inputs = [self._reader.read(picture) for picture in pictures]
+        grids = torch.tensor([each.grid for each in inputs], device=ids.device)
+        kinds = (ids == self._reader.image_token_id).int()
+        positions, shifts = self._model.base_model.get_rope_index(  # type: ignore[operator]
+            ids, kinds, image_grid_thw=grids, attention_mask=mask
+        )
+        pixels = torch.cat([each.pixel_values for each in inputs]).to(ids.device)
+        return shifts, {"pixel_values": pixels, "image_grid_thw": grids, "position_ids": positions}
+
+    def _forward(self, ids: Tensor, mask: Tensor, cache: DynamicCache, shifts: Tensor, **seen: Tensor) -> Tensor:
         """Logits [B, V] behind the last of `ids` [B, S]; `mask` [B, T] covers the cache and `ids`."""
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        places = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        positions = seen.pop("position_ids", places + shifts)
         output = self._model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
+            **seen,
             **self._last_only,
         )
         return output.logits[:, -1]
@@ -157,7 +189,8 @@ def _joined(ours: _State, theirs: _State) -> _State:
         layer.keys = torch.cat([pad(layer.keys, (0, 0, left, 0)), pad(other.keys, (0, 0, right, 0))])
         layer.values = torch.cat([pad(layer.values, (0, 0, left, 0)), pad(other.values, (0, 0, right, 0))])
     mask = torch.cat([pad(ours.mask, (left, 0)), pad(theirs.mask, (right, 0))])
-    return _State(cache=ours.cache, mask=mask, logits=torch.cat([ours.logits, theirs.logits]))
+    shifts = torch.cat([ours.shifts, theirs.shifts])
+    return _State(cache=ours.cache, mask=mask, shifts=shifts, logits=torch.cat([ours.logits, theirs.logits]))
 
 
 def _selected(state: _State, kept: list[int]) -> _State:
@@ -172,7 +205,7 @@ def _selected(state: _State, kept: list[int]) -> _State:
         mask = mask[:, padding:]
         for layer in _layers(state.cache):
             layer.keys, layer.values = layer.keys[..., padding:, :], layer.values[..., padding:, :]
-    return _State(cache=state.cache, mask=mask, logits=state.logits[index])
+    return _State(cache=state.cache, mask=mask, shifts=state.shifts[index], logits=state.logits[index])
 
 
 def _layers(cache: DynamicCache) -> list[Any]:

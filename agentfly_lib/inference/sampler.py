@@ -20,15 +20,17 @@ __all__ = ["draw", "processed_logprobs"]
 
 
 def processed_logprobs(
-    logits: Tensor, requests: Sequence[GenerationRequest], sampled: Sequence[Sequence[int]]
+    logits: Tensor, requests: Sequence[GenerationRequest], sampled: Sequence[Sequence[int]], banned: Sequence[int] = ()
 ) -> Tensor:
     """Log-probs [B, V] of the distribution that each request samples from `logits` [B, V]; -inf for what it cuts.
 
-    sampled: the tokens that each request has sampled so far.
+    sampled: the tokens that each request has sampled so far. banned: ids that no request can sample.
     A greedy request's are those of the distribution at temperature 1, of which nothing is cut.
     """
     import torch
 
+    if banned:
+        logits = logits.index_fill(-1, torch.tensor(banned, device=logits.device), float("-inf"))
     if any(request.sampling.reshapes for request in requests):
         logits = torch.stack([_reshaped(*row) for row in zip(logits, requests, sampled, strict=True)])
     temperatures = [1.0 if request.greedy else request.sampling.temperature for request in requests]

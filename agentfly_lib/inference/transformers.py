@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentfly_lib.chat.image_reader import ImageReader, sees, vision_token_ids
 from agentfly_lib.configs.inference import TransformersConfig
 from agentfly_lib.errors import EngineError, InfrastructureError
 from agentfly_lib.inference.decode_batch import DecodeBatch, Row
@@ -66,6 +67,9 @@ class TransformersEngine:
         self._thread: threading.Thread | None = None
         self._error: EngineError | None = None
         self._vocabulary: int | None = None
+        folder = Path(model)
+        self._reader = ImageReader.of(folder) if sees(folder) else None
+        self._banned = vision_token_ids(folder) if self._reader is not None else ()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Generate.generate`. Raises `EngineError` too: the model cannot be loaded, or the engine died."""
@@ -78,6 +82,8 @@ class TransformersEngine:
     async def _ask(self, request: GenerationRequest, tell: Callable[[Delta], None] | None) -> Generation:
         self._check(request)
         decode = await asyncio.to_thread(text_decoder, self._model) if request.sampling.stop else None
+        if request.images:
+            await asyncio.to_thread(self._look_at, request)
         row = Row(request, context_length=self.context_length, stop_strings=stops_of(request, decode))
         waiting = _Waiting(row=row, future=Future(), started=time.perf_counter(), tell=tell)
         with self._lock:
@@ -121,16 +127,24 @@ class TransformersEngine:
         if min(request.token_ids) < 0:
             raise ValueError(f"request {request.request_id!r} holds the token {min(request.token_ids)}")
 
+    def _look_at(self, request: GenerationRequest) -> None:
+        """Reads the pictures of a request, which the engine's thread then need not."""
+        if self._reader is None:
+            raise ValueError(f"request {request.request_id!r} has pictures, and the model does not see")
+        try:
+            self._reader.placed(request.token_ids, request.images)
+        except ValueError as error:
+            raise ValueError(f"request {request.request_id!r}: {error}") from error
+
     def _from_pretrained(self) -> PreTrainedModel:
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
         device = self.config.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = AutoModelForCausalLM.from_pretrained(
-            str(self._model), dtype=getattr(torch, self.config.dtype), trust_remote_code=False
-        )
+        kind = AutoModelForCausalLM if self._reader is None else AutoModelForImageTextToText
+        model = kind.from_pretrained(str(self._model), dtype=getattr(torch, self.config.dtype), trust_remote_code=False)
         return model.to(device).eval()  # pyright: ignore[reportArgumentType]
 
     # On the engine's thread.
@@ -144,7 +158,7 @@ class TransformersEngine:
             model = self._load()
             self._vocabulary = model.get_input_embeddings().num_embeddings  # type: ignore[union-attr]
             with torch.inference_mode():
-                self._decode(DecodeBatch(model), inbox, waiting)
+                self._decode(DecodeBatch(model, reader=self._reader, banned=self._banned), inbox, waiting)
         except Exception as error:
             logger.exception("the transformers engine died")
             death = EngineError(f"the transformers engine died (model {self._model}): {type(error).__name__}: {error}")

@@ -36,7 +36,7 @@ def write_tiny_model(path: Path, *, tied: bool = True, **changes: Any) -> Path:
     return path
 
 
-def write_vision_model(path: Path) -> Path:
+def write_vision_model(path: Path, *, seed: int = 0) -> Path:
     """The small model that sees, with random weights, saved as a model directory."""
     import torch
     from transformers import Qwen2VLForConditionalGeneration
@@ -44,7 +44,7 @@ def write_vision_model(path: Path) -> Path:
     from agentfly_lib.models.made import save_network
     from agentfly_lib.models.tiny_vision import build_vision_tokenizer, image_processor, vision_network_config
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     tokenizer = build_vision_tokenizer()
     path.mkdir(parents=True)
     model = Qwen2VLForConditionalGeneration(vision_network_config(tokenizer)).float()
