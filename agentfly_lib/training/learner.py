@@ -46,6 +46,7 @@ from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
 from agentfly_lib.training.reshape import can_reshape, needs_universal, universal_checkpoint
 from agentfly_lib.training.samples import build_samples
 from agentfly_lib.training.saving import BackgroundSave, host_copy
+from agentfly_lib.training.sending import WeightSender
 from agentfly_lib.training.sequence import SequenceGroup
 from agentfly_lib.training.update import Reference, Seconds, StepResult, StepUpdate
 from agentfly_lib.training.vision import Eyes, freeze_tower
@@ -126,6 +127,7 @@ class LearnerRank:
         self._saves = BackgroundSave()
         self._report: StepReport | None = None
         self._canary: list[float] | None = None
+        self._sender: WeightSender | None = None
         self.policy_version = self._nonfinite = 0
         if checkpoint is not None and state is not None:
             if universal:
@@ -265,6 +267,13 @@ class LearnerRank:
         if self.rank == 0:
             write_weights(path, weights, policy_version=version)
         return self._known_canary()
+
+    def sender(self, version: int) -> WeightSender:
+        """What sends the weights of `version`, the one that is held, from GPU to GPU."""
+        self._require_version(version)
+        if self._sender is None:
+            self._sender = WeightSender(self.engine.policy.model, zero_stage=self.engine.zero_stage)
+        return self._sender
 
     def export_adapter(self, path: Path, version: int) -> list[float]:
         """Rank 0 writes the adapters alone to the folder `path`, in peft's format. Collective.

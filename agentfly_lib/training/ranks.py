@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
 
+SendPart = Literal["describe", "open", "broadcast", "share", "release"]
 
 PING_SECONDS = 30.0
 """An idle rank answers in milliseconds; one that does not within this time is replaced."""
@@ -143,6 +144,10 @@ class LearnerActor:
         return Canary(token_ids=self._rank.canary_token_ids, logprobs=logprobs, images=self._rank.canary_images)
 
     @_call
+    def send(self, version: int, part: SendPart, *arguments: Any) -> Any:
+        return getattr(self._rank.sender(version), part)(*arguments)
+
+    @_call
     def begin_checkpoint(self, path: Path) -> None:
         self._rank.begin_checkpoint(path)
 
@@ -210,6 +215,14 @@ class Learner:
     async def export_adapter(self, path: Path, version: int) -> Canary:
         """Writes the adapters of `version` to the folder `path`, as peft and vLLM load them; returns their canary."""
         return (await self._all("export_adapter", path, version))[0]
+
+    async def send(self, version: int, part: SendPart, *arguments: Any) -> list[Any]:
+        """What the `WeightSender` of each rank answers to this method, while it holds this version."""
+        return await self._all("send", version, part, *arguments)
+
+    async def meeting_point(self) -> tuple[str, int]:
+        """An address of rank 0 and a free port there."""
+        return (await self._all("meeting_point"))[0]
 
     async def canary(self, token_ids: Sequence[int] | None = None) -> Canary:
         """Log-probs of a token sequence; without one, of the sequence that `weights_digest` is made from."""
