@@ -16,6 +16,7 @@ from agentfly_lib.store.atomic import read_json, write_json
 __all__ = ["EvaluationMode", "EvaluationReport", "read_report", "write_report"]
 
 EvaluationMode = Literal["sampled", "greedy"]
+"""How held-out problems are tried: several times as in training, or once by the most probable tokens."""
 
 
 class EvaluationReport(BaseModel):

@@ -118,3 +118,4 @@ class PooledSpec(Protocol):
 
 
 AnySpec: TypeAlias = ResourceSpec | PooledSpec
+"""What a tool may need: opened for each trajectory, or lent from a pool."""

@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 2
 MANIFEST = "MANIFEST.json"
+"""Lists the files of a checkpoint with their hashes; written last."""
 STATE = "state.json"
 _NAME = re.compile(r"\d{6,}")
 _STAGING = ".tmp"

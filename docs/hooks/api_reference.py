@@ -42,7 +42,7 @@ class ApiPage:
         return "\n\n".join(parts) + "\n"
 
 
-PAGES = (
+_SUBJECTS = (
     ApiPage(
         name="types",
         title="Types",
@@ -118,6 +118,14 @@ PAGES = (
 )
 
 
+def _others() -> tuple[str, ...]:
+    """Packages with public names that no page above has."""
+    shown = {module for page in _SUBJECTS for module in page.modules}
+    packages = sorted(path.parent.name for path in (REPOSITORY / "agentfly_lib").glob("*/__init__.py"))
+    found = (f"agentfly_lib.{name}" for name in packages)
+    return tuple(name for name in found if name not in shown and public_names(name))
+
+
 def api_index() -> str:
     """The page that lists the others."""
     rows = [f"| [{page.title}]({page.name}.md) | {_modules(page)} |" for page in PAGES]
@@ -151,3 +159,14 @@ def public_names(module: str) -> list[str]:
 def _source(module: str) -> Path:
     path = REPOSITORY.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+PAGES = (
+    *_SUBJECTS,
+    *(
+        ApiPage(name="others", title="Others", about="What stands beside all this.", modules=others)
+        for others in [_others()]
+        if others
+    ),
+)
+"""In the order of the table of contents."""

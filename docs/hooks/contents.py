@@ -17,7 +17,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Called by mkdocs; runs after `generated`, so it sees the generated pages too."""
     nav = config.nav or []
     listed = set(_paths(nav))
-    others = sorted(file.src_uri for file in files.documentation_pages() if file.src_uri not in listed)
+    others = [file.src_uri for file in files.documentation_pages() if file.src_uri not in listed]
     for section in nav:
         for title, pages in section.items() if isinstance(section, dict) else ():
             if title == "Reference":
@@ -35,7 +35,8 @@ def _taken(others: list[str], folder: str) -> list[str]:
     """The folder's pages, its index first; they are taken out of the others."""
     found = [page for page in others if page.startswith(folder)]
     others[:] = [page for page in others if page not in found]
-    return [f"{folder}index.md", *found]
+    index = f"{folder}index.md"
+    return [index, *(page for page in found if page != index)]
 
 
 def _paths(nav: Any) -> Iterator[str]:

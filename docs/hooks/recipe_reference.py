@@ -111,7 +111,8 @@ def _section(key: Key, level: int, anchors: set[str]) -> Iterator[str]:
 
 def _below(keys: list[Key], level: int, anchors: set[str]) -> Iterator[str]:
     for key in keys:
-        if key.models:
+        if key.models and key.path not in anchors:  # variants share sections too
+            anchors.add(key.path)
             yield from _section(key, level + 1, anchors)
 
 

@@ -17,6 +17,7 @@ Advantages = list[Floats] | None
 """For each episode of a group, one number per trained token [T_i]; None if there is nothing to learn from the group."""
 
 Estimator = Callable[[Sequence[Episode]], Advantages]
+"""From the episodes of a group to the advantages of each, or None if the group teaches nothing."""
 
 EPSILON = 1e-6
 SIGNAL_TOLERANCE = 1e-8
