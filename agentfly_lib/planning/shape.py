@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from agentfly_lib.configs.model import ModelConfig, PretrainedModelConfig, TinyModelConfig
+from agentfly_lib.configs.model import (
+    ModelConfig,
+    PretrainedModelConfig,
+    TinyModelConfig,
+    TinyVisionModelConfig,
+)
 from agentfly_lib.errors import ModelError
 
 __all__ = ["ModelShape"]
@@ -36,17 +41,24 @@ class ModelShape:
     @classmethod
     def of(cls, config: ModelConfig) -> ModelShape:
         """Of a recipe's model, from its folder or the cache. Raises `ModelError` if its `config.json` is not there."""
-        return cls.from_config(_tiny_config() if isinstance(config, TinyModelConfig) else _read(config))
+        match config:
+            case TinyModelConfig():
+                return cls.from_config(_tiny_config())
+            case TinyVisionModelConfig():
+                return cls.from_config(_tiny_vision_config())
+            case PretrainedModelConfig():
+                return cls.from_config(_read(config))
 
     @classmethod
     def from_config(cls, config: Any) -> ModelShape:
         """Of a `transformers` configuration. Raises `ModelError` if it describes no causal language model."""
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+        kind = AutoModelForCausalLM if getattr(config, "vision_config", None) is None else AutoModelForImageTextToText
         try:
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config)
+                model = kind.from_config(config)
         except (ValueError, AttributeError, TypeError) as error:
             raise ModelError(f"{type(config).__name__} describes no causal language model: {error}") from error
         text = config.get_text_config()
@@ -100,3 +112,9 @@ def _tiny_config() -> Any:
     from agentfly_lib.models.tokenizer import build_tokenizer
 
     return network_config(build_tokenizer(vocabulary_corpus()))
+
+
+def _tiny_vision_config() -> Any:
+    from agentfly_lib.models.tiny_vision import build_vision_tokenizer, vision_network_config
+
+    return vision_network_config(build_vision_tokenizer())
