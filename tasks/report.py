@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prefect import task
@@ -15,17 +16,21 @@ from prefect.artifacts import (
 )
 from pydantic import BaseModel, ConfigDict
 
+from agentfly_lib.errors import AgentFlyError
 from agentfly_lib.evaluation.report import EvaluationReport, read_report
 from agentfly_lib.evaluation.rollout_metrics import rollout_metrics
 from agentfly_lib.evaluation.table import report_table
 from agentfly_lib.refs import ScoresRef, ShardsRef, StepReport
-from agentfly_lib.store.atomic import read_json, write_json
+from agentfly_lib.store.atomic import read_json, write_bytes, write_json
 from agentfly_lib.store.scored import load_scored_groups
 from agentfly_lib.tracking.plots import EvaluationPoint, reward_curve, time_split
 from agentfly_lib.tracking.tracker import tracking_uri
 from agentfly_lib.training.checkpoint import checkpoint_at
 from agentfly_lib.types import Problem, Trajectory, TrajectoryGroup
 from agentfly_lib.viewer.summary import TIME_PARTS, summary_markdown, summary_text
+from agentfly_lib.viewer.trouble import troubles, troubles_markdown
+from agentfly_lib.viewer.web.pictures import data_url
+from agentfly_lib.viewer.web.serve import export_run
 from tasks.options import RETRIED
 from tasks.session import Session, current_session
 
@@ -38,6 +43,10 @@ __all__ = [
     "report",
     "report_evaluation",
 ]
+
+
+logger = logging.getLogger(__name__)
+_PAGE = "trajectories.html"
 
 
 class TrainReport(BaseModel):
@@ -142,9 +151,12 @@ async def report(name: str) -> TrainReport:
         "MLflow": tracking_uri(session.config.tracking, session.config.run.root),
         **{figure.stem: str(figure) for figure in figures},
     }
-    await acreate_markdown_artifact(
-        summary_markdown(name, table, steps, links), key=_key(f"report-{name}"), description=f"Report of {name}"
-    )
+    links |= {"report": str(session.directory.path / "report.md"), "page": str(session.directory.path / _PAGE)}
+
+    def text(pictures: dict[str, str], trouble: str) -> str:
+        return summary_markdown(name, table, steps, links, pictures=pictures, trouble=trouble)
+
+    await _publish_report(session, figures, text)
     sampled = [evaluation for evaluation in evaluations if evaluation.mode == "sampled"]
     return TrainReport(
         name=name,
@@ -153,6 +165,29 @@ async def report(name: str) -> TrainReport:
         final=sampled[-1].metrics if sampled else {},
         text=summary_text(name, table, steps, links, root=session.config.run.root),
     )
+
+
+async def _publish_report(
+    session: Session, figures: Sequence[Path], text: Callable[[dict[str, str], str], str]
+) -> None:
+    """The report as `report.md` and on the Prefect page, and a page of trajectories beside it and in MLflow.
+
+    Rollouts that cannot be read any more cost what would show them, not the report.
+    """
+    directory = session.directory.path
+    page, trouble = directory / _PAGE, ""
+    try:
+        trouble = troubles_markdown(directory, await asyncio.to_thread(troubles, directory))
+        await asyncio.to_thread(export_run, directory, page)
+        session.tracker.log_file(page)
+    except AgentFlyError as error:
+        logger.warning("trajectories are not shown in the report: %s", error)
+    beside = {figure.stem: figure.relative_to(directory).as_posix() for figure in figures}
+    await asyncio.to_thread(write_bytes, directory / "report.md", text(beside, trouble).encode())
+    session.tracker.log_file(directory / "report.md")
+    within = {figure.stem: url for figure in figures if (url := data_url(figure.read_bytes())) is not None}
+    name = session.config.run.name
+    await acreate_markdown_artifact(text(within, trouble), key=_key(f"report-{name}"), description=f"Report of {name}")
 
 
 async def publish_evaluations(session: Session) -> list[dict[str, str]]:

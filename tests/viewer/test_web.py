@@ -23,22 +23,11 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
-from agentfly_lib.chat import StreamDecoder
-from agentfly_lib.configs import config_toml, load_config
 from agentfly_lib.errors import UserError
-from agentfly_lib.store import RolloutStore, Score, ScoreStore, outcome_of, read_rollout_manifest
-from agentfly_lib.store.layout import RunDirectory, StepDirectory
-from agentfly_lib.store.learned import write_learned
+from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.types import (
-    Failure,
-    FailureKind,
-    FinishReason,
     Problem,
-    Segment,
-    StopReason,
-    Trajectory,
     TrajectoryGroup,
-    Turn,
 )
 from agentfly_lib.viewer.web import viewer_app
 from agentfly_lib.viewer.web.catalog import Catalog, Filters
@@ -46,114 +35,7 @@ from agentfly_lib.viewer.web.export import MOST_EXPORTED
 from agentfly_lib.viewer.web.pages import Viewer
 from agentfly_lib.viewer.web.pictures import image_type
 from agentfly_lib.viewer.web.serve import export_run
-from agentfly_lib.viewer.web.shelf import Shelf
-
-HOSTILE = "</pre><script>alert(1)</script>\x1b[2J\u202e"
-
-
-class Bytes:
-    """Every byte is a token."""
-
-    def stream_decoder(self) -> StreamDecoder:
-        return StreamDecoder(lambda ids: bytes(ids).decode(errors="replace"), chr)
-
-
-def trajectory(group: str, chain: int, *, reply: str = "4 é", tool: str | None = "double", **changes) -> Trajectory:
-    prompt, called, result = b"2+2? ", b"[double 2]", b" T 4 "
-    pieces = [(called, True), (result, False)] if tool else []
-    pieces.append((reply.encode(), True))
-    ids, mask, turns = list(prompt), [False] * len(prompt), []
-    for data, sampled in pieces:
-        start = len(ids)
-        ids += data
-        mask += [sampled] * len(data)
-        message = {"role": "assistant", "content": data.decode()}
-        if not sampled:
-            message = {"role": "tool", "name": tool, "content": "4"}
-        extra = {"finish": FinishReason.STOP, "policy_version": 3} if sampled else {}
-        turns.append(Turn(message=message, start=start, end=len(ids), sampled=sampled, seconds=0.5, **extra))
-    segment = Segment(
-        token_ids=np.array(ids, np.int32),
-        loss_mask=np.array(mask),
-        logprobs=np.where(mask, -0.5, np.nan).astype(np.float32),
-        turns=tuple(turns),
-    )
-    base = Trajectory(
-        id=f"{group}/{chain}",
-        problem_id="p",
-        group_id=group,
-        chain=chain,
-        segments=(segment,),
-        stop=StopReason.FINISHED,
-        metrics={"seconds": 1.5},
-    )
-    return replace(base, **changes)
-
-
-def write_step(
-    run: RunDirectory,
-    step: int,
-    groups: list[TrajectoryGroup],
-    rewards=None,
-    directory: StepDirectory | None = None,
-) -> None:
-    """Every group a part of its own; scored with the rewards, by trajectory, if there are any."""
-    directory = directory or run.step(step)
-    chains = len(groups[0].trajectories)
-    store = RolloutStore.open(
-        directory, step=step, policy_version=step, group_ids=[group.id for group in groups], chains=chains
-    )
-    for group in groups:
-        store.append([group])
-    store.finish()
-    if rewards is None:
-        return
-    scores, rollouts = ScoreStore(directory, "r"), read_rollout_manifest(directory)
-    for part, group in zip(rollouts.parts, groups, strict=True):
-        scores.append(
-            part.name,
-            [
-                Score(trajectory_id=each.id, outcome=outcome_of(each.stop, rewards[each.id]), reward=rewards[each.id])
-                for each in group.trajectories
-            ],
-        )
-    scores.finish(rollouts)
-
-
-def group(name: str, *trajectories: Trajectory, question: str = "2+2?", problem: str = "p") -> TrajectoryGroup:
-    trajectories = tuple(replace(each, problem_id=problem) for each in trajectories)
-    asked = Problem(id=problem, messages=({"role": "user", "content": question},), columns={"answer": question})
-    return TrajectoryGroup(id=name, problem=asked, trajectories=trajectories)
-
-
-@pytest.fixture
-def run(tmp_path) -> RunDirectory:
-    """Two steps: step 0 scored, with a failed chain; step 1 not scored yet."""
-    directory = RunDirectory(tmp_path / "demo")
-    directory.path.mkdir()
-    config = load_config(Path("recipes/ci.toml"), [f"run.root={tmp_path}", "run.name=demo", "rollout.chains=2"])
-    directory.config_file.write_text(config_toml(config))
-    failure = Failure(kind=FailureKind.TOOL, message=HOSTILE, where="tool:double")
-    first = group("000000-00000", trajectory("000000-00000", 0), trajectory("000000-00000", 1, reply="no", tool=None))
-    second = group(
-        "000000-00001",
-        trajectory("000000-00001", 0, reply=HOSTILE),
-        trajectory("000000-00001", 1, stop=StopReason.FAILED, failure=failure),
-        question=HOSTILE,
-    )
-    rewards = {"000000-00000/0": 1.0, "000000-00000/1": 0.25, "000000-00001/0": 0.0, "000000-00001/1": None}
-    write_step(directory, 0, [first, second], rewards)
-    write_step(directory, 1, [group("000001-00000", trajectory("000001-00000", 0), trajectory("000001-00000", 1))])
-    return directory
-
-
-def shelf(run: RunDirectory, *, tokens: bool = True, prefix: str = "") -> Shelf:
-    return Shelf(run.path, load_chat=lambda: Bytes() if tokens else None, prefix=prefix)
-
-
-def browse(run: RunDirectory, other: RunDirectory | None = None) -> TestClient:
-    viewer = Viewer(shelf(run), None if other is None else shelf(other, prefix="/other"))
-    return TestClient(viewer_app(viewer, hosts=["127.0.0.1"]), base_url="http://127.0.0.1")
+from tests.viewer.built_runs import browse, group, record, shelf, trajectory, write_step
 
 
 @pytest.fixture
@@ -210,21 +92,6 @@ class TestCatalog:
         assert page.found == 4
         assert "part-00000.arrow is left out" in caplog.text
         assert Catalog(RunDirectory(tmp_path / "nothing")).find(Filters()).total == 0
-
-
-def record(run: RunDirectory, step: int, old: float = -0.6, new: float = -0.4) -> None:
-    """What an update saw: every sampled token at these log-probs, with the advantages of its training."""
-    from agentfly_lib.store.scored import load_scored_groups
-    from agentfly_lib.training.samples import build_samples
-
-    built = build_samples(load_scored_groups(run.step(step)), load_config(run.config_file).algorithm)
-    counts = [sample.num_loss_tokens for sample in built.samples]
-    write_learned(
-        run.step(step),
-        built.samples,
-        old_logprobs=[np.full(count, old) for count in counts],
-        logprobs=[np.full(count, new) for count in counts],
-    )
 
 
 class TestPages:

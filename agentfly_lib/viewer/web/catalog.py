@@ -166,6 +166,25 @@ class Catalog:
             table = table.filter(self._used(table, filters.tool))
         return table.sort_by([(SORTS[filters.sort], filters.order), ("id", "ascending")])  # nulls come last
 
+    def texts(self, filters: Filters, column: str, *, limit: int) -> list[str | None]:
+        """A column of text of what `find` finds: of the rollouts, or `error` of the scores (JSON text, decoded)."""
+        shown = self.select(filters).slice(0, limit)
+        read: dict[str, pa.Table] = {}
+        found: list[str | None] = []
+        for name, identity, row in zip(*(shown[each].to_pylist() for each in ("part", "id", "row")), strict=True):
+            path = Path(name)
+            if column == "error":
+                if name not in read:
+                    read[name] = _columns(path.parent.parent / "scores" / path.name, ("trajectory_id", "error"))
+                place = pc.index(read[name]["trajectory_id"], identity).as_py()
+                text = read[name]["error"][place].as_py() if place >= 0 else None
+                found.append(None if text is None else str(json.loads(text)))
+            else:
+                if name not in read:
+                    read[name] = _columns(path, (column,))
+                found.append(read[name][column][row].as_py())
+        return found
+
     def rewards(self, split: str = "train") -> list[tuple[int, float]]:
         """Mean reward of every step that has one, by step."""
         table = self.table()

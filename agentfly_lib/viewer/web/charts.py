@@ -51,14 +51,14 @@ def reward_chart(curves: Mapping[str, Curve]) -> str:
         "axes.edgecolor": _LINE,
     }
     with mpl.rc_context(style):
-        figure = Figure(figsize=(8.6, 2.3), layout="constrained", facecolor="none")
+        figure = Figure(figsize=(12, 2.3), layout="constrained", facecolor="none")
         axes = figure.subplots()
         axes.set_facecolor("none")
         for (name, curve), colour in zip(curves.items(), _SERIES, strict=False):
             steps, means = [step for step, _ in curve.train], [mean for _, mean in curve.train]
             axes.plot(steps, means, "-", color=colour, label=name, linewidth=1.6)
             if len(steps) <= _MARKED:
-                marks = axes.scatter(steps, means, s=14, color=colour, zorder=3)
+                marks = axes.scatter(steps, means, s=16, color=colour, zorder=3)
                 if curve.link is not None:
                     marks.set_urls([f"{curve.link}{step}" for step in steps])
             if curve.held_out:

@@ -115,7 +115,7 @@ class Viewer:
             chain=chain,
             colour=colour,
             has_tokens=shelf.chat is not None,
-            known=bool(shelf.knowledge(split, step, found).learned),
+            unknown=_unknown(shelf, split, step, found),
             exports=[(kind, _link(f"{prefix}/export.{kind}", one)) for kind in MOST_EXPORTED],
             earlier=earlier,
             back=back,
@@ -268,6 +268,17 @@ def _views(
     return views, left_out
 
 
+def _unknown(shelf: Shelf, split: str, step: int, group: TrajectoryGroup) -> str:
+    """Why there are no ratios, if there are none."""
+    if split != "train":
+        return "Nothing is trained on an evaluation, so its tokens have neither ratios nor advantages."
+    if shelf.knowledge(split, step, group).learned:
+        return ""
+    if shelf.catalog.directory(split, step).learned_file.exists():
+        return "Nothing of this group was trained on: its rewards are all equal, or it could not be scored."
+    return "Ratios are not known: this step was not trained on yet, or by a version that kept none."
+
+
 def _side(shelf: Shelf, split: str, row: Row | None, group: TrajectoryGroup | None) -> dict[str, Any]:
     side: dict[str, Any] = {"name": shelf.name, "prefix": shelf.prefix, "address": "", "step": 0, "views": []}
     if row is None or group is None:
@@ -286,7 +297,7 @@ def run_tiles(shelf: Shelf) -> list[tuple[str, str, str]]:
     catalog = shelf.catalog
     outcomes, rewards, held_out = catalog.outcomes(), catalog.rewards(), catalog.rewards("sampled")
     whole = sum(outcomes.values())
-    tiles = [("steps", f"{len(catalog.steps()):,}", ""), ("trajectories", f"{whole:,}", "scored or ended")]
+    tiles = [("steps", f"{len(catalog.steps()):,}", ""), ("trajectories", f"{whole:,}", "")]
     for name, points, what in (("reward", rewards, "step"), ("held-out reward", held_out, "version")):
         if points:
             (first, before), (last, now) = points[0], points[-1]

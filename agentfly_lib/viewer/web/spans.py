@@ -35,6 +35,13 @@ _LONGEST = 20_000
 """Characters of one message that are shown."""
 _CALL_LENGTH = 2000
 _OLDEST = 3
+_TIMES = {
+    "seconds": "time",
+    "generate_seconds": "generating",
+    "tool_seconds": "tools",
+    "wait_seconds": "waiting for a slot",
+    "resource_wait_seconds": "waiting for resources",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +171,9 @@ def _facts(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
         yield "policy version", str(trajectory.policy_version)
     if trajectory.attempt:
         yield "try", str(trajectory.attempt + 1)
-    for name in ("seconds", "generate_seconds", "tool_seconds", "wait_seconds"):
+    for name, label in _TIMES.items():
         if name in trajectory.metrics:
-            yield name.replace("_seconds", "").replace("seconds", "whole"), f"{trajectory.metrics[name]:.3g} s"
+            yield label, f"{trajectory.metrics[name]:.3g} s"
 
 
 def _turn_facts(turn: Turn, segment: Segment) -> tuple[str, ...]:
