@@ -17,6 +17,7 @@ __all__ = [
     "FilesDataConfig",
     "Gsm8kDataConfig",
     "HubDataConfig",
+    "ImageSourcesConfig",
     "ProblemDataConfig",
     "ShardsDataConfig",
 ]
@@ -34,6 +35,17 @@ class _SplitConfig(_SeededConfig):
     """Use at most this many training problems; all if unset."""
 
 
+class ImageSourcesConfig(Config):
+    """Where the pictures of a dataset's columns `image` and `images` may come from, beside the rows themselves and the
+    data file's own folder."""
+
+    folders: tuple[Path, ...] = ()
+    """Files below them."""
+    hosts: tuple[str, ...] = ()
+    """Addresses of these hosts (`example.org`, `*.example.org`) are fetched while the dataset is prepared; public
+    addresses only."""
+
+
 class FilesDataConfig(_SplitConfig):
     """Rows of JSON (a list), JSONL, CSV, Parquet or Arrow files: `question` or `messages`, and free columns."""
 
@@ -44,6 +56,7 @@ class FilesDataConfig(_SplitConfig):
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     question_column: str = "question"
     messages_column: str = "messages"
+    images: ImageSourcesConfig = ImageSourcesConfig()
     max_row_errors: Annotated[int, Field(ge=1)] = 5
     """How many bad rows an error lists before it stops."""
 
@@ -60,6 +73,7 @@ class HubDataConfig(_SplitConfig):
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     question_column: str = "question"
     messages_column: str = "messages"
+    images: ImageSourcesConfig = ImageSourcesConfig()
 
 
 class Gsm8kDataConfig(_SplitConfig):

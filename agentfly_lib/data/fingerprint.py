@@ -18,9 +18,9 @@ __all__ = ["content_sha256", "dataset_fingerprint"]
 _PREPARATION = 1
 """Raise when prepared files change for the same input."""
 _LENGTH = 32
-_IRRELEVANT = frozenset({"train", "eval", "max_row_errors", "instances"})
-"""Keys that change neither rows nor split: paths (their content counts instead), the length of error messages, and how
-much is done at once."""
+_IRRELEVANT = frozenset({"train", "eval", "images", "max_row_errors", "instances"})
+"""Keys that change neither rows nor split: paths and where pictures may come from (their content counts instead), the
+length of error messages, and how much is done at once."""
 
 
 def content_sha256(path: Path) -> str:

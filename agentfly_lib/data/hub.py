@@ -28,7 +28,7 @@ class HubSplit:
 
     def rows(self) -> Iterator[Row | RowFault]:
         """Its rows, counted from 1."""
-        for number, values in enumerate(self._dataset, start=1):
+        for number, values in enumerate(_undecoded(self._dataset), start=1):
             yield plain_row(self.source, number, dict(values))
 
     def sha256(self) -> str:
@@ -40,9 +40,21 @@ class HubSplit:
             for file in files:
                 digest.update(content_sha256(file).encode())
         else:
-            for values in self._dataset:
+            for values in _undecoded(self._dataset):
                 digest.update(json.dumps(values, sort_keys=True, default=str).encode())
         return digest.hexdigest()
+
+
+def _undecoded(dataset: Any) -> Any:
+    """The same rows, pictures as the files that they are rather than as pixels."""
+    from datasets import Image, List
+
+    for name, feature in dataset.features.items():
+        if isinstance(feature, Image):
+            dataset = dataset.cast_column(name, Image(decode=False))
+        elif isinstance(feature, List) and isinstance(feature.feature, Image):
+            dataset = dataset.cast_column(name, List(Image(decode=False)))
+    return dataset
 
 
 def load_split(config: HubDataConfig, split: str) -> HubSplit:

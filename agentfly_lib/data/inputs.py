@@ -25,6 +25,7 @@ from agentfly_lib.data.environment import Progress, environment_contents, enviro
 from agentfly_lib.data.fingerprint import content_sha256
 from agentfly_lib.data.gsm8k import read_gsm8k
 from agentfly_lib.data.hub import load_split
+from agentfly_lib.data.images import image_access, image_files_sha256
 from agentfly_lib.data.problems import content_id
 from agentfly_lib.data.sources import read_rows
 from agentfly_lib.data.split import hold_out
@@ -76,10 +77,14 @@ def open_input(config: ProblemDataConfig, progress: Progress | None = None) -> D
 
 
 def _files(config: FilesDataConfig) -> DataInput:
-    row_format = RowFormat(question_column=config.question_column, messages_column=config.messages_column)
     paths = {"train": config.train} if config.eval is None else {"train": config.train, "eval": config.eval}
 
     def read_split(path: Path) -> _Problems:
+        row_format = RowFormat(
+            question_column=config.question_column,
+            messages_column=config.messages_column,
+            images=image_access(config.images, path.parent),
+        )
         return build_problems(read_rows(path), row_format, source=str(path), max_errors=config.max_row_errors)
 
     def read() -> tuple[_Problems, _Problems]:
@@ -88,7 +93,11 @@ def _files(config: FilesDataConfig) -> DataInput:
             return train, read_split(config.eval)
         return _hold_out(train, config.eval_fraction, config.seed, str(config.train))
 
-    return DataInput(contents=_hashes(paths), read=read)
+    contents = _hashes(paths)
+    for role, path in paths.items():
+        if images := image_files_sha256(path, image_access(config.images, path.parent)):
+            contents[f"{role} images"] = images
+    return DataInput(contents=contents, read=read)
 
 
 def _gsm8k(config: Gsm8kDataConfig) -> DataInput:
@@ -102,7 +111,11 @@ def _gsm8k(config: Gsm8kDataConfig) -> DataInput:
 
 
 def _hub(config: HubDataConfig) -> DataInput:
-    row_format = RowFormat(question_column=config.question_column, messages_column=config.messages_column)
+    row_format = RowFormat(
+        question_column=config.question_column,
+        messages_column=config.messages_column,
+        images=image_access(config.images),
+    )
     names = [config.train_split] if config.eval_split is None else [config.train_split, config.eval_split]
     splits = [load_split(config, name) for name in names]
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from agentfly_lib.data.picture_text import IMAGE_COLUMNS, pictures_as_text
 from agentfly_lib.data.unpacked import check_messages, check_row_groups, pieces, string_columns
 from agentfly_lib.errors import DataError
 
@@ -246,7 +247,7 @@ def plain_row(source: str, number: int, values: dict[str, Any]) -> Row | RowFaul
     plain: dict[str, Any] = {}
     for name, value in values.items():
         try:
-            plain[name] = plain_value(value)
+            plain[name] = plain_value(pictures_as_text(value) if name in IMAGE_COLUMNS else value)
         except TypeError:
             message = f"column {name!r} holds {_type_name(value)}; expected text, numbers, lists or objects"
             return RowFault(where=f"{source} row {number}", message=message)

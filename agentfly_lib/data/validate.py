@@ -1,7 +1,8 @@
 """From rows to problems, or to an error that names every bad row (up to a limit), before anything expensive happens.
 
 A row has a conversation (`messages`) or a `question`, which becomes one user message; all its other columns are free:
-tools and rewards get them by name. The names in `RESERVED_COLUMNS` are the rollout's own.
+tools and rewards get them by name. The names in `RESERVED_COLUMNS` are the rollout's own. Pictures (`data.images`) are
+loaded here, so that one that cannot be used is a bad row like any other.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from agentfly_lib.chat.images import NO_ACCESS, ImageAccess
+from agentfly_lib.data.images import held_images, held_parts
 from agentfly_lib.data.problems import content_id
 from agentfly_lib.data.sources import Row, RowFault
-from agentfly_lib.errors import DataError
+from agentfly_lib.errors import DataError, ImageError
 from agentfly_lib.types import RESERVED_COLUMNS, Message, Problem
 
 __all__ = ["RESERVED_COLUMNS", "RowFormat", "SourcedProblem", "build_problems"]
@@ -28,10 +31,11 @@ _MAX_DEPTH = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFormat:
-    """Which columns hold the conversation."""
+    """Which columns hold the conversation, and what their pictures may name."""
 
     question_column: str = "question"
     messages_column: str = "messages"
+    images: ImageAccess = NO_ACCESS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,11 @@ def _build(row: Row, row_format: RowFormat) -> Problem:
     # An empty messages column beside a question is the other format's placeholder, not a free column.
     used = {conversation, row_format.messages_column}
     columns = {name: value for name, value in values.items() if name not in used}
+    try:
+        messages = tuple(_with_images(message, row_format.images) for message in messages)
+        columns = held_images(columns, row_format.images)
+    except ImageError as error:
+        raise _BadRow(str(error)) from error
     reserved = sorted(RESERVED_COLUMNS & columns.keys())
     if reserved:
         raise _BadRow(
@@ -181,6 +190,11 @@ def _message(value: Any, place: str) -> Message:
     if _HALF_PAIR.search(json.dumps(value, ensure_ascii=False, default=str)):
         raise _BadRow(f"{place}: holds half of a surrogate pair, which is no character and cannot be encoded")
     return value
+
+
+def _with_images(message: Message, access: ImageAccess) -> Message:
+    content = message.get("content")
+    return {**message, "content": held_parts(content, access)} if isinstance(content, list) else message
 
 
 def _short(value: Any) -> str:

@@ -82,10 +82,10 @@ def test_typed_tables_become_plain_values(tmp_path, layout):
 
 
 def test_a_typed_value_that_json_does_not_know_is_a_fault_of_its_row(tmp_path):
-    parquet.write_table(pa.table({"question": ["q", "r"], "image": [None, b"\x00"]}), tmp_path / "rows.parquet")
+    parquet.write_table(pa.table({"question": ["q", "r"], "blob": [None, b"\x00"]}), tmp_path / "rows.parquet")
     good, bad = read_rows(tmp_path / "rows.parquet")
     assert isinstance(good, Row)
-    assert str(bad).endswith("rows.parquet row 2: column 'image' holds bytes; expected text, numbers, lists or objects")
+    assert str(bad).endswith("rows.parquet row 2: column 'blob' holds bytes; expected text, numbers, lists or objects")
 
 
 @pytest.mark.parametrize(

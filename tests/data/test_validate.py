@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from agentfly_lib.data.sources import Row
 from agentfly_lib.data.validate import RowFormat, build_problems
 from agentfly_lib.errors import DataError
 from agentfly_lib.types import RESERVED_COLUMNS
+from tests.chat.vision_models import png
 
 
 def build(*rows, max_errors=5, **names):
@@ -46,7 +48,8 @@ class TestGoodRows:
         assert problem.columns == {"answer": 4}
 
     def test_parts_of_a_message(self):
-        content = [{"type": "text", "text": "what is this?"}, {"type": "image", "image": "x.png"}]
+        picture = f"data:image/png;base64,{base64.b64encode(png(8, 8)).decode()}"
+        content = [{"type": "text", "text": "what is this?"}, {"type": "image", "image": picture}]
         (problem,) = build({"messages": [{"role": "user", "content": content}]})
         assert problem.messages[0]["content"] == content
 
