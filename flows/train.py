@@ -1,20 +1,24 @@
 """The training flow: prepare, then per step collect, score and update, with checkpoints and evaluations in between.
 
-A version is the number of updates that made a policy: version 0 is the starting model, and step k collects with
-version k and produces version k + 1. Every stage leaves its result in the run directory and returns it at once when it
-is already there, so the same flow started again after any kill goes on where it was.
+A version is the number of updates that made a policy: version 0 is the starting model, and update k makes version k + 1
+of what step k collected. Step k collects with version k, or, where `rollout.max_policy_lag` is L, with the versions
+k - L .. k: its collection then goes on beside the updates before. Every stage leaves its result in the run directory
+and returns it at once when it is already there, so the same flow started again after any kill goes on where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from prefect import flow
 
 from agentfly_lib.configs.load import FlowConfig
+from agentfly_lib.refs import DatasetRef, EngineRef, ScoresRef, ShardsRef
 from tasks.collect import collect
 from tasks.data import check, prepare, resolve
 from tasks.evaluate import evaluate
+from tasks.lookahead import Lookahead
 from tasks.report import TrainReport, catch_up, record_step, report
 from tasks.score import score
 from tasks.session import open_session
@@ -33,17 +37,25 @@ async def train(config: FlowConfig) -> TrainReport:
         await catch_up()
         if not session.finished():
             engines, learner = await start_workers(model)
-            for version in range(session.first_open_step(), config.run.steps + 1):
-                engines, learner = await sync(version, engines, learner)
-                if session.checkpoint_due(version):
-                    await checkpoint(version, learner)
-                if session.evaluation_due(version):
-                    await evaluate(version, dataset, engines)
-                if version == config.run.steps:
-                    break
-                async with asyncio.TaskGroup() as stage:
-                    shards = stage.create_task(collect(version, dataset, engines))
-                    scores = stage.create_task(score(version))
-                updated, learner = await update(version, learner)
-                await record_step(shards.result(), scores.result(), updated)
+            async with Lookahead(lag=config.rollout.max_policy_lag, steps=config.run.steps) as ahead:
+                for version in range(session.first_open_step(), config.run.steps + 1):
+                    engines, learner = await sync(version, engines, learner)
+                    ahead.serving(version, partial(rollouts, dataset=dataset, engines=engines))
+                    if session.checkpoint_due(version):
+                        await checkpoint(version, learner)
+                    if session.evaluation_due(version):
+                        await evaluate(version, dataset, engines)
+                    if version == config.run.steps:
+                        break
+                    shards, scores = await ahead.rollouts(version)
+                    updated, learner = await update(version, learner)
+                    await record_step(shards, scores, updated)
         return await report(config.run.name)
+
+
+async def rollouts(step: int, *, dataset: DatasetRef, engines: EngineRef) -> tuple[ShardsRef, ScoresRef]:
+    """Collects a step, and scores it as its parts land."""
+    async with asyncio.TaskGroup() as stage:
+        shards = stage.create_task(collect(step, dataset, engines))
+        scores = stage.create_task(score(step))
+    return shards.result(), scores.result()

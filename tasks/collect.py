@@ -12,7 +12,6 @@ from prefect import task
 
 from agentfly_lib.configs import SignalSamplingConfig
 from agentfly_lib.refs import DatasetRef, EngineRef, ShardsRef
-from agentfly_lib.resources import counted_since
 from agentfly_lib.rollout import Collected, CollectProgress, RolloutSeeds, collect_with_signal
 from agentfly_lib.rollout import collect as collect_groups
 from agentfly_lib.store.layout import StepDirectory
@@ -30,24 +29,32 @@ __all__ = ["collect"]
 async def collect(step: int, dataset: DatasetRef, engines: EngineRef) -> ShardsRef:
     """N problems times G chains with the policy that the engines serve; groups that are stored are not made again."""
     session = current_session()
-    async with within(session.config.rollout.stage_timeout_seconds + session.start_seconds, f"collect {step}"):
+    limit = session.config.rollout.stage_timeout_seconds + session.start_seconds + session.queue_seconds
+    async with within(limit, f"collect {step}"):
         return await _collect(session, step, dataset, engines)
 
 
 async def _collect(session: Session, step: int, dataset: DatasetRef, engines: EngineRef) -> ShardsRef:
     config, directory = session.config, session.directory.step(step)
-    problems = await asyncio.to_thread(problems_in_order, session, dataset, step)
-    store = await asyncio.to_thread(
-        RolloutStore.open,
-        directory,
-        step=step,
-        policy_version=engines.policy_version,
-        group_ids=[identity for identity, _ in problems[: config.rollout.problems_per_step]],
-        chains=config.rollout.chains,
-    )
+    async with session.line.place(step):
+        problems = await asyncio.to_thread(problems_in_order, session, dataset, step)
+        store = await asyncio.to_thread(
+            RolloutStore.open,
+            directory,
+            step=step,
+            policy_version=engines.policy_version,
+            oldest_version=max(step - config.rollout.max_policy_lag, 0),
+            group_ids=[identity for identity, _ in problems[: config.rollout.problems_per_step]],
+            chains=config.rollout.chains,
+        )
+        if not store.complete:
+            engines = await living_engines(session, engines)
+            await session.slots.turn(step)  # the step's time begins when those before it leave it room
     if not store.complete:
-        engines = await living_engines(session, engines)
-        with session.display.stage(f"collect-{step:06d}", total=store.manifest.requested) as bar:
+        with (
+            session.times.activity.collecting(),
+            session.display.stage(f"collect-{step:06d}", total=store.manifest.requested) as bar,
+        ):
 
             def progress(now: CollectProgress) -> None:
                 bar.update(
@@ -64,12 +71,15 @@ async def _collect(session: Session, step: int, dataset: DatasetRef, engines: En
                     seeds=RolloutSeeds(run_seed=config.run.seed, step=step),
                     finish=finish,
                     resources=session.resources,
+                    slots=session.slots,
+                    rank=step,
+                    activity=session.times.activity,
                     on_progress=progress,
                 )
 
             before = session.resources.metrics()
             collected = await _all_rounds(session, directory, store, problems, once)
-            counted = counted_since(before, session.resources.metrics())
+            counted = session.resources_since(before)
         session.times.collected(step, replace(collected, resources=counted))
     manifest = store.manifest
     return ShardsRef(
@@ -107,5 +117,5 @@ async def _all_rounds(
         collect_round=partial(once, finish=False),
         seconds=rollout.stage_timeout_seconds,
     )
-    session.times.note(report.metrics)
+    session.times.note(report.metrics, store.manifest.step)
     return collected

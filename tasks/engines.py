@@ -56,6 +56,19 @@ class EngineKeeper:
         async with self._lock:
             return await self._ask(model)
 
+    async def revived(self, model: ModelRef) -> EngineRef | None:
+        """The engines, dead ones replaced, serving what they were last given; None if nobody has kept that."""
+        async with self._lock:
+            engines = await self._ask(model)
+            try:
+                if not await self._bring_up(engines):
+                    return None
+            except CanaryError as error:
+                logger.warning("the learner's weights are sent again: %s", error)
+                return None
+            self._rejoin(engines)
+            return engines.model_copy(update={"policy_version": self._served.version}) if self._served else engines
+
     def client(self, engines: EngineRef) -> RayGenerate:
         """What samples from the engines; it learns of those that are replaced."""
         client = RayGenerate(engines, on_loss=self._lost)

@@ -25,14 +25,17 @@ from tasks.workers import living_engines
 __all__ = ["evaluate", "evaluate_mode"]
 
 _EVALUATION_STEP = -1
-"""Step number that seeds evaluations: every version is asked the same way, and no training step shares it."""
+"""Step number that seeds evaluations: every version is asked the same way, and no training step shares it.
+
+As the lowest number it also has the first choice of slots, because the next update waits for the evaluation."""
 
 
 @task(name="evaluate", task_run_name="evaluate-{version:06d}", **RETRIED)
 async def evaluate(version: int, dataset: DatasetRef, engines: EngineRef) -> EvaluationRef:
     """Mean reward and pass@k with intervals; greedy reward beside it if the config asks for it."""
     session = current_session()
-    async with within(4 * session.config.rollout.stage_timeout_seconds + session.start_seconds, f"evaluate {version}"):
+    limit = 4 * session.config.rollout.stage_timeout_seconds + session.start_seconds + session.queue_seconds
+    async with within(limit, f"evaluate {version}"):
         metrics: dict[str, float] = {}
         with session.times.outside():
             for mode in session.evaluation_modes:
@@ -67,6 +70,7 @@ async def evaluate_mode(
     with session.display.stage(f"evaluate-{version:06d} {mode}", total=len(problems) * samples) as bar:
         if not store.complete:
             engines = await living_engines(session, engines)
+            await session.slots.turn(_EVALUATION_STEP)
             await collect_groups(
                 session.agent,
                 session.keeper.client(engines),
@@ -76,6 +80,8 @@ async def evaluate_mode(
                 seeds=RolloutSeeds(run_seed=config.run.seed, step=_EVALUATION_STEP),
                 greedy=mode == "greedy",
                 resources=session.resources,
+                slots=session.slots,
+                rank=_EVALUATION_STEP,
                 on_progress=lambda now: bar.update(completed=now.chains_done, total=now.chains),
             )
         scored = await score_directory(session, directory, bar)

@@ -38,6 +38,7 @@ def problems_in_order(session: Session, dataset: DatasetRef, step: int) -> list[
             order,
             num_train=dataset.train_rows,
             seed=config.run.seed,
+            lag=config.rollout.max_policy_lag,
             outcome=order.outcome or outcome_part(session.agent.reward),
         )
         rows = curriculum_order(state, dataset.train_rows, step, config.run.seed, order)
@@ -57,18 +58,22 @@ def curriculum_state(
     num_train: int,
     seed: int,
     outcome: str | None,
+    lag: int = 0,
 ) -> CurriculumState:
-    """How the problems went before `step`; written to `curriculum.json`, and read from there where that saves work.
+    """How the problems went in the steps before `step` - `lag`, which are those that are scored when `step` begins.
 
-    Raises `LedgerError` if a step before is not scored yet.
+    Written to `curriculum.json`, and read from there where that saves work. Raises `LedgerError` if one of them is not
+    scored yet.
     """
-    file = directory.curriculum_file
+    file, wanted = directory.curriculum_file, max(step - lag, 0)
     state = CurriculumState.model_validate(read_json(file)) if file.exists() else CurriculumState()
-    if state.steps > step:  # the run was taken back to an earlier step
+    if wanted < state.steps <= wanted + len(state.earlier):  # a later step came first
+        return state.before(state.steps - wanted)
+    if state.steps > wanted or len(state.earlier) < min(lag, state.steps):  # taken back to an earlier step
         state = CurriculumState()
-    while state.steps < step:
-        rows = curriculum_order(state, num_train, state.steps, seed, config)
-        state = advance(state, _outcomes(directory, state.steps, rows, outcome), config)
+    while state.steps < wanted:
+        rows = curriculum_order(state.before(lag), num_train, state.steps, seed, config)
+        state = advance(state, _outcomes(directory, state.steps, rows, outcome), config, remember=lag)
     write_json(file, state.model_dump(mode="json"))
     return state
 

@@ -26,7 +26,8 @@ _MARGIN_SECONDS = 60.0
 async def score(step: int) -> ScoresRef:
     """Rewards beside the shards, started when the first part lands and ended after the last one."""
     session = current_session()
-    async with within(2 * session.config.rollout.stage_timeout_seconds + _MARGIN_SECONDS, f"score {step}"):
+    limit = 2 * session.config.rollout.stage_timeout_seconds + session.queue_seconds + _MARGIN_SECONDS
+    async with within(limit, f"score {step}"):
         directory = session.directory.step(step)
         with session.display.stage(f"score-{step:06d}", total=session.requested) as bar:
             scored = await score_directory(session, directory, bar)
@@ -65,7 +66,7 @@ async def score_directory(session: Session, directory: StepDirectory, bar: Stage
         directory,
         session.agent.reward,
         config=session.config.agent.reward,
-        follow_seconds=session.config.rollout.stage_timeout_seconds + _MARGIN_SECONDS,
+        follow_seconds=session.config.rollout.stage_timeout_seconds + session.queue_seconds + _MARGIN_SECONDS,
         on_progress=lambda done, total: bar.update(completed=done, total=total),
     )
 

@@ -14,7 +14,7 @@ import platform
 import shutil
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -32,7 +32,8 @@ from agentfly_lib.evaluation.report import EvaluationMode
 from agentfly_lib.leash import leash
 from agentfly_lib.preflight import check_same_config
 from agentfly_lib.refs import DatasetRef, ModelRef
-from agentfly_lib.resources import ResourceEngine
+from agentfly_lib.resources import ResourceEngine, counted_since
+from agentfly_lib.rollout import ChainSlots
 from agentfly_lib.resources.pool import Pool
 from agentfly_lib.store.atomic import write_bytes
 from agentfly_lib.store.layout import RunDirectory
@@ -43,6 +44,7 @@ from agentfly_lib.types import Problem
 from agentfly_lib.viewer.live import LiveDisplay, StageBar
 from tasks.engines import EngineKeeper
 from tasks.live import published
+from tasks.lookahead import StepLine
 from tasks.stopping import stopped_by_sigterm
 from tasks.times import StepTimes
 
@@ -77,7 +79,12 @@ class Session:
     ends_actors: bool = False
     """The run's actors are ended with the session."""
     clustered: bool = False
+    version: int = 0
+    """Version of the policy that the learner holds."""
+    learning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by whoever lets the learner do something: its ranks must hear of one thing after another."""
     _resources: ResourceEngine | None = None
+    _counted: dict[str, float] = field(default_factory=dict)
     _problems: dict[tuple[Path, str], Sequence[Problem]] = field(default_factory=dict)
 
     @property
@@ -95,6 +102,23 @@ class Session:
     def start_seconds(self) -> float:
         """Limit for starting engines and learner, and for loading weights into them."""
         return 2 * max(self.config.inference.start_timeout_seconds, self.config.learner.start_timeout_seconds)
+
+    @property
+    def queue_seconds(self) -> float:
+        """Longest that a stage may have to wait for others that go on beside it: collections of earlier steps, an
+        evaluation, an update. 0 where collections and updates take turns."""
+        lag, stage = self.config.rollout.max_policy_lag, self.config.rollout.stage_timeout_seconds
+        return (lag + 2) * stage + self.config.learner.update_timeout_seconds if lag else 0.0
+
+    @cached_property
+    def line(self) -> StepLine:
+        """In which the collections of the run begin."""
+        return StepLine(self.first_open_step())
+
+    @cached_property
+    def slots(self) -> ChainSlots:
+        """What all collections and evaluations of the run take their chains' places from."""
+        return ChainSlots(self.config.rollout.max_concurrency)
 
     @property
     def resolved_model(self) -> ModelRef:
@@ -149,6 +173,13 @@ class Session:
     def pools(self) -> Sequence[Pool]:
         """What is lent now; empty until something is."""
         return self._resources.pools if self._resources is not None else ()
+
+    def resources_since(self, before: Mapping[str, float]) -> dict[str, float]:
+        """What `resources` counted since `before`, or since this was asked last if that was later: collections that
+        overlap then count nothing twice."""
+        since = {name: max(value, self._counted.get(name, 0.0)) for name, value in before.items()}
+        self._counted = self.resources.metrics()
+        return counted_since(since, self._counted)
 
     async def start_cluster(self) -> None:
         """Starts or joins Ray for the rest of the session; does nothing the second time."""
@@ -258,7 +289,12 @@ async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterat
             tracker.log_config(config_toml(config))
             tracker.set_tags(await asyncio.to_thread(provenance_tags))
             session = Session(
-                config=config, directory=directory, tracker=tracker, display=LiveDisplay.current(), trains=trains
+                config=config,
+                directory=directory,
+                tracker=tracker,
+                display=LiveDisplay.current(),
+                trains=trains,
+                times=StepTimes(ahead=config.rollout.max_policy_lag),
             )
             token = _current.set(session)
             try:

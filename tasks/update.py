@@ -30,9 +30,12 @@ async def update(step: int, learner: LearnerRef) -> tuple[StepReport, LearnerRef
         session.config.learner.update_timeout_seconds + session.config.learner.start_timeout_seconds, f"update {step}"
     ):
         directory = session.directory.step(step)
-        with session.display.stage(f"update-{step:06d}"):
-            learner = await living_learner(session, step, learner)
-            report = await Learner(learner, session.config.learner).update(directory.path, step)
+        async with session.learning:
+            with session.display.stage(f"update-{step:06d}"):
+                learner = await living_learner(session, step, learner)
+                with session.times.activity.updating():
+                    report = await Learner(learner, session.config.learner).update(directory.path, step)
+            session.version = report.policy_version
         await asyncio.to_thread(write_json, directory.update_file, report.model_dump(mode="json"))
         return report, learner.model_copy(update={"policy_version": report.policy_version})
 
@@ -46,8 +49,9 @@ async def checkpoint(version: int, learner: LearnerRef) -> CheckpointRef:
         f"checkpoint {version}",
     ):
         with session.times.outside(), session.display.stage(f"checkpoint-{version:06d}"):
-            learner = await living_learner(session, version, learner)
-            saved = await Learner(learner, session.config.learner).save(session.directory.checkpoint(version))
+            async with session.learning:
+                learner = await living_learner(session, version, learner)
+                saved = await Learner(learner, session.config.learner).save(session.directory.checkpoint(version))
             await asyncio.to_thread(forget, session.directory, session.config.checkpoint)
         session.tracker.log_checkpoint(saved.path, version=version, digest=saved.digest)
         _announce(session, saved)

@@ -76,12 +76,20 @@ async def sync(version: int, engines: EngineRef, learner: LearnerRef) -> tuple[E
         session.start_seconds + session.config.learner.update_timeout_seconds * max(version, 1), f"sync {version}"
     ):
         session.times.begin(version)
-        with session.display.stage(f"sync-{version:06d}"):
-            if _first_try() and learner.policy_version == version:
-                # The learner answered a moment ago; if it has died since, the next try replaces it.
-                engines = await session.keeper.ask(session.resolved_model)
-                return await session.keeper.serve(version, engines, learner), learner
-            return await ready(session, version)
+        async with session.learning:
+            session.version = version
+            with session.display.stage(f"sync-{version:06d}"):
+                return await _synced(session, version, engines, learner)
+
+
+async def _synced(
+    session: Session, version: int, engines: EngineRef, learner: LearnerRef
+) -> tuple[EngineRef, LearnerRef]:
+    if _first_try() and learner.policy_version == version:
+        # The learner answered a moment ago; if it has died since, the next try replaces it.
+        engines = await session.keeper.ask(session.resolved_model)
+        return await session.keeper.serve(version, engines, learner), learner
+    return await ready(session, version)
 
 
 async def ready(session: Session, version: int) -> tuple[EngineRef, LearnerRef]:
@@ -98,7 +106,10 @@ async def living_engines(session: Session, engines: EngineRef) -> EngineRef:
         return engines
     if not session.trains:
         return await session.keeper.ask(session.resolved_model)
-    return (await ready(session, engines.policy_version))[0]
+    if (revived := await session.keeper.revived(session.resolved_model)) is not None:
+        return revived
+    async with session.learning:  # an update may be under way
+        return (await ready(session, session.version))[0]
 
 
 async def living_learner(session: Session, version: int, learner: LearnerRef) -> LearnerRef:

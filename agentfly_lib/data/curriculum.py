@@ -3,6 +3,9 @@
 The state is a function of the outcomes of the steps before, in order, and so of the scores on disk: `advance` takes it
 one step on. It is kept in `curriculum.json`, from which a resume goes on; without that file, or with one that is ahead
 of the step, it is made again from the scores. The draw is a pure function of state, step and seed.
+
+Where collections run ahead of updates by a lag, a step is drawn from the state as it was so many steps before: of the
+newest outcomes it would depend on chance whether they were known in time. So the state remembers its last ones.
 """
 
 from __future__ import annotations
@@ -28,18 +31,34 @@ class CurriculumState(BaseModel):
     steps: int = 0
     rates: dict[int, float] = {}
     """Row of the training problems -> recent success rate, for those that were tried."""
+    earlier: tuple[dict[int, float], ...] = ()
+    """The rates after the steps before, oldest first: as many as the lag asks for."""
+
+    def before(self, steps: int) -> CurriculumState:
+        """The state so many steps ago, or at the start. Raises `ValueError` if that is not remembered."""
+        steps = min(steps, self.steps)
+        if steps > len(self.earlier):
+            raise ValueError(f"the state {steps} steps ago is not remembered, only the last {len(self.earlier)}")
+        if not steps:
+            return self
+        place = len(self.earlier) - steps
+        return CurriculumState(steps=self.steps - steps, rates=self.earlier[place], earlier=self.earlier[:place])
 
 
 def advance(
-    state: CurriculumState, outcomes: Mapping[int, Sequence[float]], config: CurriculumOrderConfig
+    state: CurriculumState, outcomes: Mapping[int, Sequence[float]], config: CurriculumOrderConfig, *, remember: int = 0
 ) -> CurriculumState:
-    """The state one step later; `outcomes` are those of the step's chains by row, empty where none could be scored."""
+    """The state one step later; `outcomes` are those of the step's chains by row, empty where none could be scored.
+
+    It remembers the states of so many steps before it.
+    """
     rates = dict(state.rates)
     for row, values in sorted(outcomes.items()):
         if values:
             mean = fmean(min(max(value, 0.0), 1.0) for value in values)
             rates[row] = (1 - config.recency) * rates.get(row, _UNTRIED) + config.recency * mean
-    return CurriculumState(steps=state.steps + 1, rates=rates)
+    earlier = (*state.earlier, state.rates)[-remember:] if remember else ()
+    return CurriculumState(steps=state.steps + 1, rates=rates, earlier=earlier)
 
 
 def weights(state: CurriculumState, num_train: int, config: CurriculumOrderConfig) -> np.ndarray:

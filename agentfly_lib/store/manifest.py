@@ -100,9 +100,18 @@ class RolloutStore:
 
     @classmethod
     def open(
-        cls, directory: StepDirectory, *, step: int, policy_version: int, group_ids: Sequence[str], chains: int
+        cls,
+        directory: StepDirectory,
+        *,
+        step: int,
+        policy_version: int,
+        group_ids: Sequence[str],
+        chains: int,
+        oldest_version: int | None = None,
     ) -> RolloutStore:
         """Starts a collection, or goes on with the one that is there, keeping its complete groups.
+
+        What is there must have been started with `policy_version`, or with one from `oldest_version` on.
 
         Raises `ShardError` if what is there belongs to another collection or a file of it is damaged.
         """
@@ -118,6 +127,8 @@ class RolloutStore:
             write_json(directory.rollout_manifest, asked.model_dump(mode="json"))
             return cls(directory, asked)
         manifest = read_rollout_manifest(directory)
+        if oldest_version is not None and oldest_version <= manifest.policy_version <= policy_version:
+            asked = asked.model_copy(update={"policy_version": manifest.policy_version})
         _check_same(directory, manifest, asked)
         if not manifest.complete:
             manifest = _recover(directory, manifest)

@@ -47,6 +47,7 @@ from agentfly_lib.training.reshape import can_reshape, needs_universal, universa
 from agentfly_lib.training.samples import build_samples
 from agentfly_lib.training.saving import BackgroundSave, host_copy
 from agentfly_lib.training.sending import WeightSender
+from agentfly_lib.training.staleness import fresh_groups, lag_metrics
 from agentfly_lib.training.sequence import SequenceGroup
 from agentfly_lib.training.update import Reference, Seconds, StepResult, StepUpdate
 from agentfly_lib.training.vision import Eyes, freeze_tower
@@ -172,7 +173,8 @@ class LearnerRank:
         seconds = seconds or Seconds()
         learner, optim = self.config.learner, self.config.optim
         with seconds.part("samples"):
-            built = build_samples(groups, self.config.algorithm)
+            fresh = fresh_groups(groups, self.config, step)
+            built = build_samples(fresh, self.config.algorithm)
         with seconds.part("pack"):
             plan = plan_step(
                 built.samples,
@@ -202,10 +204,15 @@ class LearnerRank:
         self.policy_version = step + 1
         total = before + time.perf_counter() - start
         work_seconds = sum(seconds.by_part[part] for part in ("forward_backward", "optimizer", "old_logprobs"))
-        metrics |= sample_metrics(report) | {
-            "train/empty_updates/count": float(not plan.minibatches),
-            "train/tokens_per_second/mean": report.tokens / work_seconds if work_seconds else 0.0,
-        }
+        metrics |= (
+            sample_metrics(report)
+            | lag_metrics(built.samples, fresh, step)
+            | {
+                "train/stale_groups/count": float(len(groups) - len(fresh)),
+                "train/empty_updates/count": float(not plan.minibatches),
+                "train/tokens_per_second/mean": report.tokens / work_seconds if work_seconds else 0.0,
+            }
+        )
         self._report = StepReport(
             step=step,
             policy_version=self.policy_version,

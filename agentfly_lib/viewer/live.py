@@ -34,6 +34,8 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("tok/s", "rollout/tokens_per_second/mean", "{:.0f}"),
     ("step s", "time/step/seconds", "{:.2f}"),
     ("own", "time/overhead/fraction", "{:.0%}"),
+    ("overlap", "time/overlap/fraction", "{:.0%}"),
+    ("idle", "time/engine_idle/fraction", "{:.0%}"),
     ("held-out", "eval/reward/mean", "{:.3f}"),
 )
 

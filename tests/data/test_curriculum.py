@@ -22,6 +22,22 @@ def test_recent_success_by_hand() -> None:
     assert (once.steps, twice.steps) == (1, 2)
 
 
+def test_a_state_remembers_those_before_it() -> None:
+    states = [CurriculumState()]
+    for outcome in (1.0, 0.0, 1.0):
+        states.append(advance(states[-1], {4: [outcome]}, CONFIG, remember=2))
+    assert [state.rates for state in states] == [{}, {4: 0.75}, {4: 0.375}, {4: 0.6875}]
+    assert [len(state.earlier) for state in states] == [0, 1, 2, 2]
+    for state in states:
+        assert state.before(0) is state
+        for steps in (1, 2):
+            then = state.before(steps)
+            assert (then.steps, then.rates) == (max(state.steps - steps, 0), states[max(state.steps - steps, 0)].rates)
+    assert states[3].before(1).before(1) == states[3].before(2)
+    with pytest.raises(ValueError, match="3 steps ago is not remembered, only the last 2"):
+        states[3].before(3)
+
+
 def test_weights_by_hand() -> None:
     # p = 1/2 (never tried): 1; p = 1: the floor; p = 1/4: 0.1 + 0.9 * 4 * 3/16 = 0.775
     state = CurriculumState(steps=3, rates={1: 1.0, 2: 0.25})

@@ -141,6 +141,18 @@ class TestRecovery:
         with pytest.raises(ShardError, match=message):
             open_store(step, **changes)
 
+    @pytest.mark.parametrize(
+        ("version", "oldest", "goes_on"), [(5, 3, True), (5, 4, False), (2, 0, False), (3, 4, True)]
+    )
+    def test_a_later_version_goes_on_where_the_lag_allows_it(self, step, make_group, version, oldest, goes_on):
+        open_store(step).append([make_group("0-1")])  # begun with version 3
+        if goes_on:
+            store = open_store(step, policy_version=version, oldest_version=oldest)
+            assert (store.done, store.manifest.policy_version) == ({"0-1"}, 3)
+        else:
+            with pytest.raises(ShardError, match=f"policy_version 3 there, {version} asked for"):
+                open_store(step, policy_version=version, oldest_version=oldest)
+
     def test_a_damaged_part_is_named(self, step, make_group):
         open_store(step).append([make_group("0-0")])
         part = step.rollouts / "part-00000.arrow"

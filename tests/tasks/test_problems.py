@@ -44,8 +44,8 @@ def group(name: str) -> TrajectoryGroup:
     return TrajectoryGroup(id=name, problem=Problem(id=name, messages=()), trajectories=members)
 
 
-def state(run: RunDirectory, step: int, outcome: str | None = None) -> CurriculumState:
-    return curriculum_state(run, step, CONFIG, num_train=ROWS, seed=0, outcome=outcome)
+def state(run: RunDirectory, step: int, outcome: str | None = None, lag: int = 0) -> CurriculumState:
+    return curriculum_state(run, step, CONFIG, num_train=ROWS, seed=0, outcome=outcome, lag=lag)
 
 
 def do_step(run: RunDirectory, step: int, rows: Sequence[int]) -> None:
@@ -89,6 +89,39 @@ def test_a_resume_draws_the_same_problems(tmp_path: Path) -> None:
     run.curriculum_file.unlink()
     assert again() == orders  # from the scores alone
     assert [curriculum_order(state(run, 4, "right"), ROWS, 4, 0, CONFIG)] == orders[4:]
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_under_a_lag_a_step_is_drawn_by_what_was_known_when_it_may_begin(tmp_path: Path, lag: int) -> None:
+    def order(step: int) -> list[int]:
+        return curriculum_order(state(run, step, "right", lag), ROWS, step, 0, CONFIG)
+
+    run, orders = RunDirectory(tmp_path), []
+    for version in range(6):  # step s begins when version s - lag is served: the steps before that are scored
+        while len(orders) <= version + lag:
+            orders.append(order(len(orders)))
+        do_step(run, version, orders[version])
+    rates: dict[int, float] = {}
+    known = [rates]
+    for step in range(6):
+        rates = dict(rates)
+        for row in orders[step][:PER_STEP]:
+            rates[row] = 0.5 * rates.get(row, 0.5) + 0.5 * (row % 2 == 0)
+        known.append(rates)
+    for step, drawn in enumerate(orders):
+        seen = CurriculumState(rates=known[max(step - lag, 0)])
+        assert drawn == curriculum_order(seen, ROWS, step, 0, CONFIG), step
+
+    def again() -> list[list[int]]:
+        return [order(step) for step in range(len(orders))]
+
+    # A resume asks for several steps at once, from a file that may be ahead of the first of them.
+    file = run.curriculum_file.read_text()
+    assert [order(step) for step in reversed(range(5, 5 + lag + 1))] == orders[5 : 5 + lag + 1][::-1]
+    assert run.curriculum_file.read_text() == file, "it is not taken back for a step that it remembers"
+    assert again() == orders  # from a file that is far ahead
+    run.curriculum_file.unlink()
+    assert again() == orders  # from the scores alone
 
 
 def test_a_step_that_is_not_scored_ends_it(tmp_path: Path) -> None:

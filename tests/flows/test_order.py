@@ -1,0 +1,379 @@
+"""In which order the training flow does things, whatever each takes: over random schedules, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("ray")
+
+import flows.train
+from agentfly_lib.errors import EngineError
+from agentfly_lib.rollout import ChainSlots
+from tasks.lookahead import Lookahead, StepLine
+from tests.resources.virtual_time import run
+
+SLOTS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long everything takes, by step or version; numbers beyond the end of a list start again at its beginning."""
+
+    lag: int
+    steps: int
+    first: int
+    chains: list[list[int]]
+    """Seconds of each chain of a step's collection."""
+    scoring: list[int]
+    updates: list[int]
+    syncs: list[int]
+    evaluations: list[list[int]]
+    """Seconds of each chain of a version's evaluation; none where it is not evaluated."""
+    checkpoints: list[int]
+    """Seconds of a version's checkpoint; 0 for none."""
+
+    @staticmethod
+    def of(values: list[Any], number: int) -> Any:
+        return values[number % len(values)]
+
+
+SECONDS = st.integers(1, 9)
+PLANS = st.builds(
+    Plan,
+    lag=st.integers(0, 3),
+    steps=st.integers(1, 6),
+    first=st.integers(0, 3),
+    chains=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=5), min_size=1, max_size=5),
+    scoring=st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    updates=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    syncs=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    evaluations=st.lists(st.lists(SECONDS, max_size=4), min_size=1, max_size=4),
+    checkpoints=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+)
+
+
+@dataclass
+class World:
+    """An engine, a learner and a run directory; each knows what must not happen to it."""
+
+    plan: Plan
+    served: int = -1
+    holds: int = -1
+    """Version of the learner."""
+    learning: str | None = None
+    """What the learner is doing."""
+    evaluating: bool = False
+    going_on: int = 0
+    """Stages, of all kinds."""
+    most: int = 0
+    slots: ChainSlots = field(default_factory=lambda: ChainSlots(SLOTS))
+    tokens: dict[int, set[int]] = field(default_factory=dict)
+    """Step -> versions that sampled one of its tokens."""
+    begun: dict[int, float] = field(default_factory=dict)
+    served_at: dict[int, float] = field(default_factory=dict)
+    scored: set[int] = field(default_factory=set)
+    updated: list[int] = field(default_factory=list)
+    recorded: list[int] = field(default_factory=list)
+    evaluated: list[int] = field(default_factory=list)
+    waiting: dict[int, int] = field(default_factory=dict)
+    """Step -> chains that wait for a slot."""
+    breaks: Callable[[str, int], None] = lambda _stage, _number: None
+
+    # What the flow asks its session.
+
+    def first_open_step(self) -> int:
+        return min(self.plan.first, self.plan.steps)
+
+    def finished(self) -> bool:
+        return False
+
+    def checkpoint_due(self, version: int) -> bool:
+        return bool(Plan.of(self.plan.checkpoints, version))
+
+    def evaluation_due(self, version: int) -> bool:
+        return bool(Plan.of(self.plan.evaluations, version))
+
+    # The stages.
+
+    @asynccontextmanager
+    async def stage(self, name: str, number: int):
+        self.going_on += 1
+        self.most = max(self.most, self.going_on)
+        try:
+            yield
+            self.breaks(name, number)
+        finally:
+            self.going_on -= 1
+
+    @asynccontextmanager
+    async def learner(self, doing: str, version: int):
+        assert self.learning is None, f"{doing} beside {self.learning}"
+        assert self.holds == version
+        self.learning = doing
+        try:
+            yield
+        finally:
+            self.learning = None
+
+    async def chain(self, rank: int, seconds: int, seen: set[int]) -> None:
+        self.waiting[rank] = self.waiting.get(rank, 0) + 1
+        await self.slots.acquire(rank)
+        self.waiting[rank] -= 1
+        try:
+            for _ in range(seconds):
+                await asyncio.sleep(1)
+                seen.add(self.served)
+        finally:
+            self.slots.release()
+
+    async def start_workers(self, _model: object) -> tuple[str, str]:
+        self.served = self.holds = self.first_open_step()
+        return "engines", "learner"
+
+    async def sync(self, version: int, _engines: object, _learner: object) -> tuple[str, str]:
+        async with self.stage("sync", version), self.learner("sync", version):
+            assert not self.evaluating, "weights changed under an evaluation"
+            await asyncio.sleep(Plan.of(self.plan.syncs, version))
+            self.served, self.served_at[version] = version, asyncio.get_running_loop().time()
+        return "engines", "learner"
+
+    async def checkpoint(self, version: int, _learner: object) -> None:
+        async with self.stage("checkpoint", version), self.learner("checkpoint", version):
+            await asyncio.sleep(Plan.of(self.plan.checkpoints, version))
+
+    async def evaluate(self, version: int, _dataset: object, _engines: object) -> None:
+        async with self.stage("evaluate", version):
+            seen: set[int] = set()
+            self.evaluating = True
+            async with asyncio.TaskGroup() as chains:
+                for seconds in Plan.of(self.plan.evaluations, version):
+                    chains.create_task(self.chain(-1, seconds, seen))
+            self.evaluating = False
+            assert seen == {version}
+            self.evaluated.append(version)
+
+    async def collect(self, step: int, _dataset: object, _engines: object) -> str:
+        async with self.stage("collect", step):
+            assert step not in self.begun, "collected twice"
+            self.begun[step] = asyncio.get_running_loop().time()
+            seen = self.tokens.setdefault(step, set())
+            async with asyncio.TaskGroup() as chains:
+                for seconds in Plan.of(self.plan.chains, step):
+                    chains.create_task(self.chain(step, seconds, seen))
+            self.scored.add(step)
+        return f"shards {step}"
+
+    async def score(self, step: int) -> str:
+        async with self.stage("score", step):
+            while step not in self.scored:
+                await asyncio.sleep(1)
+            await asyncio.sleep(Plan.of(self.plan.scoring, step))
+        return f"scores {step}"
+
+    async def update(self, step: int, _learner: object) -> tuple[str, str]:
+        async with self.stage("update", step), self.learner("update", step):
+            assert step in self.scored
+            assert not self.evaluating
+            await asyncio.sleep(Plan.of(self.plan.updates, step))
+            self.holds = step + 1
+            self.updated.append(step)
+        return f"update {step}", "learner"
+
+    async def record_step(self, shards: str, scores: str, update: str) -> None:
+        step = self.updated[-1]
+        assert (shards, scores, update) == (f"shards {step}", f"scores {step}", f"update {step}")
+        self.recorded.append(step)
+
+    async def flow(self) -> str:
+        """The training flow over all of this."""
+
+        @asynccontextmanager
+        async def open_session(_config: object):
+            yield self
+
+        async def nothing(*_: object) -> str:
+            return ""
+
+        stages = {
+            name: getattr(self, name)
+            for name in (
+                "start_workers sync checkpoint evaluate collect score update record_step".split()  # noqa: SIM905
+            )
+        }
+        free = dict.fromkeys(("prepare", "resolve", "check", "catch_up"), nothing)
+
+        async def report(_name: str) -> str:
+            return "report"
+
+        config = SimpleNamespace(
+            run=SimpleNamespace(steps=self.plan.steps, root=None, name="r"),
+            rollout=SimpleNamespace(max_policy_lag=self.plan.lag),
+            data=None,
+            model=None,
+        )
+        with patch.multiple(flows.train, open_session=open_session, report=report, **stages, **free):
+            return await flows.train.train.fn(config)
+
+
+@given(PLANS)
+@settings(max_examples=250, deadline=None)
+def test_whatever_the_schedule_no_token_is_older_than_the_lag_and_nothing_changes_under_its_user(plan: Plan) -> None:
+    world = World(plan)
+    assert run(world.flow()) == "report"
+    first = world.first_open_step()
+    steps, versions = list(range(first, plan.steps)), range(first, plan.steps + 1)
+    assert world.updated == world.recorded == steps
+    assert world.evaluated == [version for version in versions if world.evaluation_due(version)]
+    assert sorted(world.begun) == steps
+    for step, seen in world.tokens.items():
+        assert max(step - plan.lag, first) <= min(seen) <= max(seen) <= step
+    assert (world.going_on, world.slots.free) == (0, SLOTS)
+    if plan.lag == 0:
+        assert world.most <= 2, "collection and scoring go together, and nothing else does"
+        assert all(seen == {step} for step, seen in world.tokens.items())
+    else:
+        # Not later than it may: the moment in which the version that the lag asks for is served.
+        assert world.begun == {step: world.served_at[max(step - plan.lag, first)] for step in steps}
+
+
+def test_long_chains_of_a_step_leave_their_neighbours_slots_to_the_next_step() -> None:
+    """Three slots; one chain of each step takes 30 s, its five neighbours 1 s each, an update 5 s."""
+    plan = Plan(
+        lag=0,
+        steps=6,
+        first=0,
+        chains=[[30, 1, 1, 1, 1, 1]],
+        scoring=[0],
+        updates=[5],
+        syncs=[1],
+        evaluations=[[]],
+        checkpoints=[0],
+    )
+
+    async def seconds(lag: int) -> float:
+        await World(Plan(**{**vars(plan), "lag": lag})).flow()
+        return asyncio.get_running_loop().time()
+
+    in_turn, one, two = (run(seconds(lag)) for lag in (0, 1, 2))
+    assert in_turn == pytest.approx(6 * (30 + 5 + 1) + 1, abs=6)
+    # With a lag of 1 two long chains run at a time, with 2 three: a version takes 36/2, and 36/3 seconds.
+    assert one < 0.62 * in_turn
+    assert two < 0.45 * in_turn
+
+
+class Broken(EngineError):
+    pass
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("stage", ["collect", "score", "update", "sync", "evaluate", "checkpoint"])
+def test_what_breaks_anywhere_ends_everything_at_once_and_is_what_one_hears_of(stage: str, lag: int) -> None:
+    plan = Plan(
+        lag=lag,
+        steps=6,
+        first=0,
+        chains=[[9, 2]],
+        scoring=[1],
+        updates=[4],
+        syncs=[1],
+        evaluations=[[2]],
+        checkpoints=[2],
+    )
+    world = World(plan)
+
+    def breaks(name: str, number: int) -> None:
+        if (name, number) == (stage, 2):
+            raise Broken(f"{name} {number}")
+
+    world.breaks = breaks
+
+    async def scene() -> tuple[BaseException, int]:
+        try:
+            await world.flow()
+        except (Broken, BaseExceptionGroup) as error:
+            return error, len(asyncio.all_tasks())
+        raise AssertionError("it went on")
+
+    error, left = run(scene())
+    assert [str(each) for each in leaves(error)] == [f"{stage} 2"]
+    assert (left, world.going_on) == (1, 0), "only this test's own task is left"
+    assert world.slots.free == SLOTS
+    assert world.recorded == [0, 1][: len(world.recorded)]
+    assert lag or world.recorded == [0, 1]
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from leaves(each)
+    else:
+        yield error
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_flow_that_is_cancelled_leaves_nothing_behind(lag: int) -> None:
+    plan = Plan(
+        lag=lag,
+        steps=9,
+        first=0,
+        chains=[[9, 2]],
+        scoring=[1],
+        updates=[4],
+        syncs=[1],
+        evaluations=[[2]],
+        checkpoints=[0],
+    )
+
+    async def scene(after: float) -> None:
+        world = World(plan)
+        task = asyncio.create_task(world.flow())
+        await asyncio.sleep(after)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (len(asyncio.all_tasks()), world.going_on, world.slots.free) == (1, 0, SLOTS)
+
+    for after in (0.5, 2.5, 7.5, 14.5, 21.5, 30.5):
+        run(scene(after))
+
+
+def test_nothing_is_collected_before_a_version_is_served() -> None:
+    async def scene() -> None:
+        async with Lookahead(lag=1, steps=3) as ahead:
+            with pytest.raises(RuntimeError, match="before a version is served"):
+                await ahead.rollouts(0)
+
+    run(scene())
+
+
+def test_steps_go_through_the_line_in_their_order_and_one_that_fails_stops_nobody() -> None:
+    line, through = StepLine(3), []
+
+    async def step(number: int, seconds: float, *, fails: bool = False) -> None:
+        async with line.place(number):
+            await asyncio.sleep(seconds)
+            through.append(number)
+            if fails:
+                raise Broken("gone")
+
+    async def scene() -> None:
+        waits = [asyncio.create_task(step(number, 1.0, fails=number == 4)) for number in (6, 5, 4, 3)]
+        await asyncio.sleep(2.5)
+        waits[1].cancel()
+        found = await asyncio.gather(*waits, return_exceptions=True)
+        assert [type(each) for each in found] == [type(None), asyncio.CancelledError, Broken, type(None)]
+        await step(4, 1.0)  # tried again, nobody is before it
+        await step(7, 1.0)
+
+    run(scene())
+    assert through == [3, 4, 6, 4, 7]
