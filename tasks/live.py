@@ -31,6 +31,7 @@ from agentfly_lib.resources.pool import Pool
 from agentfly_lib.tracking.tracker import RunStatus
 from agentfly_lib.viewer.live import SHOWN_METRICS
 from agentfly_lib.viewer.state import EngineView, PoolView, RankView, RunState, write_state
+from tasks.stopping import was_terminated
 
 if TYPE_CHECKING:
     from tasks.session import Session
@@ -131,8 +132,9 @@ async def published(session: Session) -> AsyncIterator[None]:
     try:
         yield
         status = "FINISHED"
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        status = "KILLED"
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | asyncio.CancelledError) or was_terminated(error):
+            status = "KILLED"
         raise
     finally:
         publisher.cancel()

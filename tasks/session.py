@@ -45,7 +45,7 @@ from agentfly_lib.viewer.live import LiveDisplay, StageBar
 from tasks.engines import EngineKeeper
 from tasks.live import published
 from tasks.lookahead import StepLine
-from tasks.stopping import stopped_by_sigterm
+from tasks.stopping import stopped_by_sigterm, was_terminated
 from tasks.times import StepTimes
 
 __all__ = ["Session", "current_session", "open_session"]
@@ -53,6 +53,7 @@ __all__ = ["Session", "current_session", "open_session"]
 logger = logging.getLogger(__name__)
 
 _BACKGROUND_SECONDS = 20.0
+_KILLED_DRAIN_SECONDS = 10.0
 
 
 @dataclass
@@ -278,7 +279,7 @@ async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterat
         ConfigError: the directory belongs to a run with another config; names the keys that differ.
     """
     directory = RunDirectory(config.run.directory)
-    with leash(), RunLock(directory), stopped_by_sigterm() as stop:
+    with leash(), RunLock(directory):
         if not directory.config_file.exists():
             write_bytes(directory.config_file, config_toml(config).encode())
         check_same_config(config)
@@ -303,8 +304,9 @@ async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterat
                         bar = session.closing.enter_context(session.display.stage("steps", total=config.run.steps))
                         bar.update(completed=session.first_open_step())
                         session.steps_bar = bar
-                    yield session
-                    await _finish_background(session)
+                    with stopped_by_sigterm():
+                        yield session
+                        await _finish_background(session)
                 status = "FINISHED"
             finally:
                 _current.reset(token)
@@ -312,12 +314,15 @@ async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterat
             status = "KILLED"
             raise
         except BaseException as error:
-            if stop.asked:  # what SIGTERM raised somewhere below; the flow was cancelled all the same
+            if was_terminated(error):  # somewhere below; it ends as a cancelled flow does
                 status = "KILLED"
                 raise asyncio.CancelledError("SIGTERM") from error
             raise
         finally:
-            await asyncio.to_thread(tracker.finish, status, timeout=config.tracking.drain_seconds)
+            patience = config.tracking.drain_seconds
+            if status == "KILLED":  # who ends a flow does not wait for long; what is left is sent at the next start
+                patience = min(patience, _KILLED_DRAIN_SECONDS)
+            await asyncio.to_thread(tracker.finish, status, timeout=patience)
 
 
 async def _finish_background(session: Session) -> None:

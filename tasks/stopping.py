@@ -2,7 +2,8 @@
 
 A worker sends SIGTERM when a flow run is cancelled, and kills what is left after half a minute. Prefect's own handler
 raises from whatever code runs at that moment; if that is one of many chains, or a callback of the event loop, its
-exception ends there, and not the flow. So the event loop is told too, and cancels the flow as Ctrl-C does.
+exception may end there, and not the flow. So the event loop is told too: if the flow is still at work a moment later,
+it is cancelled as Ctrl-C does.
 """
 
 from __future__ import annotations
@@ -13,37 +14,45 @@ import signal
 import threading
 from collections.abc import Iterator
 
-__all__ = ["Stop", "stopped_by_sigterm"]
+from prefect.exceptions import TerminationSignal
+
+__all__ = ["stopped_by_sigterm", "was_terminated"]
+
+_GRACE_SECONDS = 1.0
+"""For what the handler has raised to arrive at the end of the block by itself."""
 
 
-class Stop:
-    """Whether the flow was asked to end."""
-
-    def __init__(self) -> None:
-        self.asked = False
+def was_terminated(error: BaseException) -> bool:
+    """SIGTERM is what raised this, by itself or among what work done side by side has raised."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(was_terminated(each) for each in error.exceptions)
+    return isinstance(error, TerminationSignal)
 
 
 @contextlib.contextmanager
-def stopped_by_sigterm() -> Iterator[Stop]:
+def stopped_by_sigterm() -> Iterator[None]:
     """Within the block SIGTERM cancels the task that entered it, besides what its handler so far does.
 
-    Does nothing outside the main thread, where there are no signals.
+    Put it around the work alone: what closes things stands outside, where nothing cuts it short. Does nothing outside
+    the main thread, where there are no signals.
     """
-    stop, task, loop = Stop(), asyncio.current_task(), asyncio.get_running_loop()
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
     if task is None or threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
+    at_work = True
 
     def cancel() -> None:
-        stop.asked = True
-        task.cancel("SIGTERM")
+        if at_work:
+            task.cancel("SIGTERM")
 
     before = signal.getsignal(signal.SIGTERM)
-    loop.add_signal_handler(signal.SIGTERM, cancel)
+    loop.add_signal_handler(signal.SIGTERM, loop.call_later, _GRACE_SECONDS, cancel)
     # The loop hears of signals through a file descriptor, whichever handler Python calls; Prefect looks for its own.
     signal.signal(signal.SIGTERM, before)
     try:
-        yield stop
+        yield
     finally:
+        at_work = False
         loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, before)
