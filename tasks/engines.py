@@ -1,4 +1,4 @@
-"""The engines of a session: asked, replaced when they die, given weights, and lent to whoever collects.
+"""The engines of a session: asked, replaced when they die, given weights, put to sleep, lent to whoever collects.
 
 An engine that is lost while others go on is replaced beside them: it is given the weights that they serve, and proven
 by the same canary, before it gets a request. If that cannot be done, the next stage does it. What changes engines runs
@@ -11,16 +11,29 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from agentfly_lib.cluster import gpu_count
 from agentfly_lib.errors import CanaryError, EngineError
-from agentfly_lib.inference.actor import engine_status, ensure_engines, load_weights, prove
+from agentfly_lib.inference.actor import (
+    engine_status,
+    ensure_engines,
+    load_weights,
+    prove,
+    serves_adapters,
+    sleep_engines,
+    wake_engines,
+)
 from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.client import EngineLoss, RayGenerate
+from agentfly_lib.inference.placement import Placement, place
+from agentfly_lib.inference.source import AdapterFolder, WeightSource
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef
+from agentfly_lib.training.ranks import Canary as Proof
 from agentfly_lib.training.ranks import Learner
+from tasks.transfer import GpuTransfer
 
 if TYPE_CHECKING:
     from tasks.session import Session
@@ -36,8 +49,8 @@ class _Served:
 
     version: int
     canary: Canary
-    path: Path | None
-    """The file of these weights; None if the engines had them already."""
+    source: WeightSource | None
+    """Where they can be loaded from again; None if they came without a file, or the engines had them already."""
 
 
 class EngineKeeper:
@@ -50,6 +63,8 @@ class EngineKeeper:
         self._served: _Served | None = None
         self._clients: WeakSet[RayGenerate] = WeakSet()
         self._replacing = False
+        self._engines: EngineRef | None = None
+        self._resting = False
 
     async def ask(self, model: ModelRef) -> EngineRef:
         """The engines, found or started; see `ensure_engines`."""
@@ -78,15 +93,43 @@ class EngineKeeper:
     async def serve(self, version: int, engines: EngineRef, learner: LearnerRef) -> EngineRef:
         """The engines serve the version that the learner holds, proven."""
         async with self._lock:
+            if self.takes_turns:
+                await asyncio.to_thread(wake_engines, engines)
+                self._resting = False
             engines = await self._proven(version, engines, learner) or await self._send(version, engines, learner)
             self._rejoin(engines)
             return engines
 
+    async def rest(self) -> None:
+        """Engines that share their GPUs with the learner give the memory back, until they `serve` again."""
+        async with self._lock:
+            if self._engines is not None and self.takes_turns:
+                self._resting = True
+                level = 1 if serves_adapters(self._session.config) else 2  # weights are sent again, adapters alone not
+                await asyncio.to_thread(sleep_engines, self._engines, level)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Engines and learner share GPUs. Ray must be running."""
+        return self._placement.sleeps
+
+    @cached_property
+    def _placement(self) -> Placement:
+        return place(self._session.config, gpu_count())
+
     async def _ask(self, model: ModelRef) -> EngineRef:
-        started: list[str] = []
+        session, started = self._session, []
+        # Without its adapters a new engine serves no version of what is trained.
+        fresh = -1 if session.trains and serves_adapters(session.config) else 0
         engines = await asyncio.to_thread(
-            ensure_engines, self._session.config, model, namespace=self._session.namespace, on_start=started.append
+            ensure_engines,
+            session.config,
+            model,
+            namespace=session.namespace,
+            policy_version=fresh,
+            on_start=started.append,
         )
+        self._engines = engines
         replaced = self._known.intersection(started)
         self._known.update(engines.names)
         self._session.times.count("engine/replaced/count", len(replaced))
@@ -98,8 +141,7 @@ class EngineKeeper:
         """The engines if they serve the version already."""
         if engines.policy_version != version:
             return None
-        proof = await Learner(learner, self._session.config.learner).canary()
-        canary = Canary(token_ids=tuple(proof.token_ids), logprobs=tuple(proof.logprobs))
+        canary = _canary(await Learner(learner, self._session.config.learner).canary())
         try:
             tolerance = self._session.config.inference.canary_tolerance
             await asyncio.to_thread(prove, engines, canary, tolerance=tolerance)
@@ -112,13 +154,15 @@ class EngineKeeper:
 
     async def _send(self, version: int, engines: EngineRef, ref: LearnerRef) -> EngineRef:
         session, learner = self._session, Learner(ref, self._session.config.learner)
-        path = session.exchange / "policy.safetensors"
         self._served = None
         with session.times.syncing():
-            proof = await learner.export(path, version)
-            canary = Canary(token_ids=tuple(proof.token_ids), logprobs=tuple(proof.logprobs))
-            engines, found = await asyncio.to_thread(load_weights, engines, path, version=version, canary=canary)
-        self._served = _Served(version, canary, path)
+            if self._gpu_transfer is not None:
+                source, canary = None, _canary(await learner.canary())
+                engines, found = await self._gpu_transfer.send(engines, learner, version=version, canary=canary)
+            else:
+                source, canary = await self._export(learner, version)
+                engines, found = await asyncio.to_thread(load_weights, engines, source, version=version, canary=canary)
+        self._served = _Served(version, canary, source)
         session.times.note(
             {
                 "sync/canary_difference/mean": found.canary.mean_difference if found.canary else 0.0,
@@ -126,6 +170,21 @@ class EngineKeeper:
             }
         )
         return engines
+
+    async def _export(self, learner: Learner, version: int) -> tuple[WeightSource, Canary]:
+        exchange = self._session.exchange
+        if serves_adapters(self._session.config):
+            return AdapterFolder(exchange / "adapter"), _canary(
+                await learner.export_adapter(exchange / "adapter", version)
+            )
+        path = exchange / "policy.safetensors"
+        return path, _canary(await learner.export(path, version))
+
+    @cached_property
+    def _gpu_transfer(self) -> GpuTransfer | None:
+        kind = self._placement.transfer
+        wide = self._session.config.inference.tensor_parallel
+        return None if kind == "file" else GpuTransfer(kind, tensor_parallel=wide)
 
     # What clients tell.
 
@@ -139,6 +198,8 @@ class EngineKeeper:
         """Replaces what is dead, beside what lives, and lets it take part once it is proven."""
         try:
             async with self._lock:
+                if self._resting:  # its memory is the learner's now; the next stage asks for it
+                    return
                 engines = await self._ask(self._session.resolved_model)
                 if await self._bring_up(engines):
                     self._rejoin(engines)
@@ -157,8 +218,8 @@ class EngineKeeper:
             if status.policy_version == served.version:
                 tolerance = self._session.config.inference.canary_tolerance
                 await asyncio.to_thread(prove, one, served.canary, tolerance=tolerance)
-            elif served.path is not None:
-                await asyncio.to_thread(load_weights, one, served.path, version=served.version, canary=served.canary)
+            elif served.source is not None:
+                await asyncio.to_thread(load_weights, one, served.source, version=served.version, canary=served.canary)
             else:
                 return False
         return True
@@ -168,3 +229,7 @@ class EngineKeeper:
             for name in engines.names:
                 with suppress(EngineError):  # it died this moment, of which the client hears by itself
                     client.join(name)
+
+
+def _canary(proof: Proof) -> Canary:
+    return Canary(token_ids=tuple(proof.token_ids), logprobs=tuple(proof.logprobs), images=proof.images)

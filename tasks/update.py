@@ -33,6 +33,7 @@ async def update(step: int, learner: LearnerRef) -> tuple[StepReport, LearnerRef
         async with session.learning:
             with session.display.stage(f"update-{step:06d}"):
                 learner = await living_learner(session, step, learner)
+                await session.keeper.rest()
                 with session.times.activity.updating():
                     report = await Learner(learner, session.config.learner).update(directory.path, step)
             session.version = report.policy_version

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from contextlib import closing
+from typing import Any
 
 from prefect import task
 from prefect.runtime import task_run
@@ -44,10 +47,7 @@ async def start_workers(model: ModelRef) -> tuple[EngineRef, LearnerRef]:
         with session.display.stage("start engine and learner"):
             await session.start_cluster()
             _end_with(session)
-            async with asyncio.TaskGroup() as group:
-                engines = group.create_task(session.keeper.ask(model))
-                learner = group.create_task(_learner(session, model))
-        return engines.result(), learner.result()
+            return await _both(session, model, _learner(session, model))
 
 
 @task(name="start-engines", **RETRIED)
@@ -94,10 +94,23 @@ async def _synced(
 
 async def ready(session: Session, version: int) -> tuple[EngineRef, LearnerRef]:
     """Engines that serve a version and a learner that holds it. Dead ones are replaced; living ones are asked."""
+    engines, learner = await _both(session, session.resolved_model, learner_at(session, version))
+    return await session.keeper.serve(version, engines, learner), learner
+
+
+async def _both(
+    session: Session, model: ModelRef, learner: Coroutine[Any, Any, LearnerRef]
+) -> tuple[EngineRef, LearnerRef]:
+    """Engines and learner, started or found at the same time; one after the other where they share GPUs.
+
+    vLLM measures what memory is free when it starts, and nobody else must take or give any meanwhile.
+    """
+    if session.keeper.takes_turns:
+        with closing(learner):
+            return await session.keeper.ask(model), await learner
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(session.keeper.ask(session.resolved_model))
-        learner = group.create_task(learner_at(session, version))
-    return await session.keeper.serve(version, asked.result(), learner.result()), learner.result()
+        asked, held = group.create_task(session.keeper.ask(model)), group.create_task(learner)
+    return asked.result(), held.result()
 
 
 async def living_engines(session: Session, engines: EngineRef) -> EngineRef:
@@ -143,6 +156,7 @@ async def learner_at(session: Session, version: int) -> LearnerRef:
     if ref.policy_version == version:
         return ref
     learner = Learner(ref, session.config.learner)
+    await session.keeper.rest()
     with (
         session.times.outside(),
         session.display.stage(f"replay {ref.policy_version}-{version - 1}", total=version - ref.policy_version) as bar,

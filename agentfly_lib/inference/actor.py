@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 from agentfly_lib.configs.run import RunConfig
@@ -18,8 +17,10 @@ from agentfly_lib.errors import CanaryError, EngineError, ModelError
 from agentfly_lib.inference.canary import Canary, judge_reading
 from agentfly_lib.inference.client import RayGenerate, find_engine
 from agentfly_lib.inference.placement import Placement, place
+from agentfly_lib.inference.rest import SleepLevel
 from agentfly_lib.inference.server import EngineServer, EngineStatus
 from agentfly_lib.inference.settings import EngineSettings, resolve_device
+from agentfly_lib.inference.source import WeightSource
 from agentfly_lib.inference.weight_update import WeightUpdate
 from agentfly_lib.refs import EngineRef, ModelRef
 
@@ -29,8 +30,12 @@ __all__ = [
     "engine_status",
     "ensure_engines",
     "load_weights",
+    "open_transfer",
     "prove",
+    "serves_adapters",
+    "sleep_engines",
     "stop_engines",
+    "wake_engines",
     "weights_of",
 ]
 
@@ -88,10 +93,11 @@ def ensure_engines(
 
 
 def load_weights(
-    ref: EngineRef, path: Path, *, version: int, canary: Canary | None, seconds: float = 600.0
+    ref: EngineRef, source: WeightSource, *, version: int, canary: Canary | None, seconds: float = 600.0
 ) -> tuple[EngineRef, WeightUpdate]:
-    """Let every engine serve the safetensors file at `path` as `version`, proven by `canary`, all at the same time.
+    """Let every engine serve the weights of `source` (a path is a safetensors file) as `version`, proven by `canary`.
 
+    All at the same time; requests in flight go on under the new weights.
     Returns the update of the engine that came out furthest from the learner. Blocks.
 
     Raises:
@@ -100,10 +106,51 @@ def load_weights(
         The other engines serve them in either case.
     """
     updates: list[WeightUpdate] = _on_all(
-        ref.names, lambda name: _call(name, ref.namespace, "load_weights", str(path), version, canary, seconds=seconds)
+        ref.names, lambda name: _call(name, ref.namespace, "load_weights", source, version, canary, seconds=seconds)
     )
     worst = max(updates, key=lambda update: update.canary.mean_difference if update.canary else 0.0)
     return ref.model_copy(update={"policy_version": version}), worst
+
+
+def serves_adapters(config: RunConfig) -> bool:
+    """Whether engines add the learner's adapters to the starting weights, instead of being given merged ones."""
+    return config.learner.lora is not None and config.inference.lora_sync == "adapter"
+
+
+def open_transfer(ref: EngineRef, init_infos: Sequence[Mapping[str, Any]], *, seconds: float = 300.0) -> None:
+    """Let each engine meet the learner for transfers without a file, told by its own `init_infos`. Blocks.
+
+    Raises:
+        EngineError: an engine is dead, transfers by file, or did not meet the learner within `seconds`.
+    """
+    told = dict(zip(ref.names, init_infos, strict=True))
+    _on_all(ref.names, lambda name: _call(name, ref.namespace, "open_transfer", told[name], seconds=seconds))
+
+
+def sleep_engines(ref: EngineRef, level: SleepLevel, *, seconds: float = 120.0) -> None:
+    """Let every engine give its GPU memory back; those that sleep already are left alone. Blocks.
+
+    One that cannot, or does not answer within `seconds`, is ended: what matters is its memory, and a dead engine is
+    replaced by whoever next needs one.
+    """
+
+    def rest(name: str) -> None:
+        try:
+            _call(name, ref.namespace, "sleep", level, seconds=seconds)
+        except EngineError as error:
+            logger.warning("an engine that cannot sleep is ended: %s", error)
+            _remove(name, ref.namespace)
+
+    _on_all(ref.names, rest)
+
+
+def wake_engines(ref: EngineRef, *, seconds: float = 120.0) -> None:
+    """Let every engine take its GPU memory again; those that are awake are left alone. Blocks.
+
+    Raises:
+        EngineError: an engine is dead, or cannot.
+    """
+    _on_all(ref.names, lambda name: _call(name, ref.namespace, "wake", seconds=seconds))
 
 
 def weights_of(ref: EngineRef) -> int:
@@ -134,7 +181,7 @@ def prove(ref: EngineRef, canary: Canary, *, tolerance: float) -> float:
     """
 
     def difference(name: str) -> float:
-        logprobs = _call(name, ref.namespace, "logprobs", canary.token_ids, seconds=_CALL_SECONDS)
+        logprobs = _call(name, ref.namespace, "logprobs", canary.token_ids, canary.images, seconds=_CALL_SECONDS)
         return judge_reading(canary, logprobs, tolerance=tolerance, version=ref.policy_version)
 
     return max(_on_all(ref.names, difference))
@@ -171,6 +218,8 @@ def _settings(config: RunConfig, model: ModelRef, policy_version: int, placement
         model_fingerprint=model.fingerprint,
         policy_version=policy_version,
         sleeps=placement.sleeps,
+        transfer=placement.transfer,
+        lora_rank=config.learner.lora.rank if serves_adapters(config) and config.learner.lora else 0,
     )
 
 

@@ -14,17 +14,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.errors import EngineError, InfrastructureError
 from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.generate import Generation, GenerationRequest
+from agentfly_lib.inference.rest import SleepLevel
 from agentfly_lib.inference.settings import EngineSettings, engine_environment
+from agentfly_lib.inference.source import WeightSource
 from agentfly_lib.inference.vllm import VllmEngine
 from agentfly_lib.inference.weight_update import WeightUpdate
 from agentfly_lib.orphan import OrphanTimer
@@ -38,7 +39,7 @@ _FORGET_CLIENT_SECONDS = 1800.0
 _DELTA_SECONDS = 0.02
 """Tokens of requests that are streamed are sent no more often."""
 
-PackedRequest = tuple[str, tuple[int, ...], int, dict[str, Any], int | None, tuple[int, ...], bool]
+PackedRequest = tuple[str, tuple[int, ...], int, dict[str, Any], int | None, tuple[int, ...], bool, tuple[bytes, ...]]
 PackedGeneration = tuple[list[int], list[float], str, int, int, float, list[int]]
 Reply = (
     tuple[int, Literal["generation"], PackedGeneration]
@@ -175,15 +176,30 @@ class EngineServer:
                 await mailbox.wait()
         return mailbox.emptied()
 
-    async def load_weights(self, path: str, version: int, canary: Canary | None) -> WeightUpdate:
+    async def load_weights(self, source: WeightSource, version: int, canary: Canary | None) -> WeightUpdate:
         """See `VllmEngine.load_weights`."""
         with self._orphan.call():
-            return await self._engine.load_weights(Path(path), version, canary)
+            return await self._engine.load_weights(source, version, canary)
 
-    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+    async def open_transfer(self, init_info: Mapping[str, Any]) -> None:
+        """See `VllmEngine.open_transfer`."""
+        with self._orphan.call():
+            await self._engine.open_transfer(init_info)
+
+    async def sleep(self, level: SleepLevel) -> bool:
+        """See `VllmEngine.sleep`."""
+        with self._orphan.call():
+            return await self._engine.sleep(level)
+
+    async def wake(self) -> bool:
+        """See `VllmEngine.wake`."""
+        with self._orphan.call():
+            return await self._engine.wake()
+
+    async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> list[float]:
         """See `VllmEngine.logprobs`."""
         with self._orphan.call():
-            return await self._engine.logprobs(token_ids)
+            return await self._engine.logprobs(token_ids, images)
 
     async def close(self) -> None:
         """End the engine; the actor stays and refuses."""
@@ -236,11 +252,12 @@ def pack_request(request: GenerationRequest) -> PackedRequest:
         request.seed,
         request.stop_token_ids,
         request.greedy,
+        tuple(request.images),
     )
 
 
 def _unpack_request(packed: PackedRequest) -> GenerationRequest:
-    request_id, token_ids, max_tokens, sampling, seed, stop_token_ids, greedy = packed
+    request_id, token_ids, max_tokens, sampling, seed, stop_token_ids, greedy, images = packed
     return GenerationRequest(
         request_id=request_id,
         token_ids=token_ids,
@@ -249,6 +266,7 @@ def _unpack_request(packed: PackedRequest) -> GenerationRequest:
         seed=seed,
         stop_token_ids=stop_token_ids,
         greedy=greedy,
+        images=images,
     )
 
 

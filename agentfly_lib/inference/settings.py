@@ -11,12 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from agentfly_lib.chat.image_reader import sees
 from agentfly_lib.configs.inference import InferenceConfig
 from agentfly_lib.errors import ConfigError
 
 __all__ = ["Device", "EngineSettings", "engine_arguments", "engine_environment", "resolve_device"]
 
 Device = Literal["cpu", "cuda"]
+
+_LORA_RANKS = (8, 16, 32, 64, 128, 256)
+"""What vLLM has room for."""
+
+
+_SEEING: dict[str, Any] = {
+    # Pictures come with their ids expanded and their pixels made, so nothing is left for vLLM's own processor to do.
+    "limit_mm_per_prompt": {"image": 999, "video": 0},
+    "mm_processor_cache_gb": 0,
+    "mm_device_do_normalize": False,
+    "skip_mm_profiling": True,
+    "skip_tokenizer_init": False,  # which its processor insists on
+    "logits_processors": ["agentfly_lib.inference.banned:BannedTokens"],
+}
+"""What a model that sees needs besides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +49,10 @@ class EngineSettings:
     """Hash of the model's files (`ModelRef.fingerprint`); empty where nobody looks for the engine again."""
     policy_version: int = 0
     """Version of the weights in `model_path`."""
+    transfer: str = "file"
+    """`file`, or the name of vLLM's weight transfer engine."""
+    lora_rank: int = 0
+    """Largest rank of adapters that it must serve; 0 for none."""
     sleeps: bool = False
     """It must be able to give its GPU memory back and take it again (`VllmEngine.sleep`)."""
 
@@ -40,7 +60,7 @@ class EngineSettings:
     def digest(self) -> str:
         """Hash of everything but the version: an engine that began with another model is another engine."""
         shape = (self.model_path / "config.json").read_bytes()
-        parts = (self.context_length, self.device, self.model_fingerprint, self.sleeps)
+        parts = (self.context_length, self.device, self.model_fingerprint, self.sleeps, self.transfer, self.lora_rank)
         key = " ".join([self.inference.model_dump_json(), *map(str, parts)])
         return hashlib.sha256(key.encode() + b"\0" + shape).hexdigest()
 
@@ -77,6 +97,8 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if settings.device == "cuda":
+        if settings.transfer == "nccl":  # the learner may be on another machine
+            del common["NCCL_SOCKET_IFNAME"]
         return common
     return common | {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -106,6 +128,13 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "disable_log_stats": True,
         "seed": 0,
     }
+    if sees(settings.model_path):
+        arguments |= _SEEING
+    if settings.transfer != "file":
+        arguments["weight_transfer_config"] = {"backend": settings.transfer}
+    if settings.lora_rank:
+        rank = next((size for size in _LORA_RANKS if size >= settings.lora_rank), settings.lora_rank)
+        arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1, "lora_dtype": inference.dtype}
     if not cpu:
         return arguments | {
             "gpu_memory_utilization": inference.gpu_memory_fraction,

@@ -11,30 +11,37 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentfly_lib.chat.image_reader import ImageReader, sees
 from agentfly_lib.errors import EngineError, InfrastructureError
-from agentfly_lib.inference.canary import Canary, CanaryReport, judge_canary
+from agentfly_lib.inference.canary import Canary, CanaryReading, CanaryReport, judge_canary
 from agentfly_lib.inference.engine_thread import EngineThread
 from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
+from agentfly_lib.inference.rest import Rest, SleepLevel
 from agentfly_lib.inference.settings import EngineSettings, engine_arguments
+from agentfly_lib.inference.source import WeightSource, require_present
 from agentfly_lib.inference.stop_strings import StopStrings, stops_of, text_decoder
 from agentfly_lib.inference.translate import chosen_logprobs, finish_of, generation_of, sampling_params
+from agentfly_lib.inference.vllm_pictures import engine_prompt, images_alone
 from agentfly_lib.inference.weight_update import WeightUpdate, load_in_place, read_canary, reset_caches
 from agentfly_lib.types import FinishReason
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
 __all__ = ["VllmEngine"]
 
 logger = logging.getLogger(__name__)
+
+_ASLEEP = "the engine sleeps while the learner computes; it is woken before it is given the next weights"
 
 Result = TypeVar("Result")
 
@@ -78,6 +85,14 @@ class _Waiting:
         self.versions += [version] * len(token_ids)
         return token_ids
 
+    def checked(self, output: RequestOutput, generation: Generation) -> Generation | EngineError:
+        """The generation, if the engine saw the prompt that it was given."""
+        if self.request.images and list(output.prompt_token_ids or ()) != list(self.request.token_ids):
+            return EngineError(
+                f"request {self.request.request_id!r}: the engine used other image tokens than were given"
+            )
+        return generation
+
     def generation(self, output: RequestOutput) -> Generation | None:
         """What was sampled, if `output` is the last one, or a stop text was found in it."""
         seconds = time.perf_counter() - self.started
@@ -111,8 +126,15 @@ class VllmEngine:
         self._outbox: list[str] = []
         self._names = itertools.count()
         self._vocabulary = 0
+        self._reader: ImageReader | None = None
+        """Of a model that sees."""
         self._unproven: str | None = None
         """Why the weights in the engine must not be used; None while they may."""
+        self._adapter: LoRARequest | None = None
+        """What requests name to be served by the adapter that was loaded last; None for the weights alone."""
+        self._rest = Rest()
+        self._forgot = False
+        """The weights are gone since it slept."""
 
     @property
     def error(self) -> EngineError | None:
@@ -160,6 +182,8 @@ class VllmEngine:
         self._check(request)
         started = time.perf_counter()
         decode = await asyncio.to_thread(text_decoder, self.settings.model_path) if request.sampling.stop else None
+        if request.images:
+            await asyncio.to_thread(self._look_at, request)
         name = f"{next(self._names)}-{request.request_id}"
         waiting = _Waiting(
             request=request,
@@ -185,8 +209,10 @@ class VllmEngine:
             if self._waiting.pop(name, None) is not None:  # given up, not answered
                 self._abort(name)
 
-    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+    async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> list[float]:
         """The engine's log-probs of given tokens [T] at temperature 1: [T - 1], never from the prefix cache.
+
+        images: encoded, in the order of their placeholders.
 
         Raises:
             EngineError: the engine is dead.
@@ -194,29 +220,58 @@ class VllmEngine:
         ids = tuple(token_ids)
 
         def read(engine: LLMEngine) -> list[float]:
-            return read_canary(engine, ids, self._on_outputs, read_cache=False).logprobs
+            return self._read(engine, ids, images, self._on_outputs, read_cache=False).logprobs
 
         return await self._command(read)
 
-    async def load_weights(self, path: Path, version: int, canary: Canary | None = None) -> WeightUpdate:
-        """Serve the weights in the safetensors file at `path` from now on, as `version`.
+    async def load_weights(self, source: WeightSource, version: int, canary: Canary | None = None) -> WeightUpdate:
+        """Serve the weights of `source`, a safetensors file for one, from now on, as `version`.
 
         Requests in flight are held, not lost: they go on with the new weights, everything before recomputed.
         `Generation.versions` says which version sampled which token.
 
         Raises:
-            EngineError: the engine is dead, the file is missing, or it does not fit the model.
+            EngineError: the engine is dead or asleep, the file is missing, or it does not fit the model.
             CanaryError: the engine does not serve what the learner holds.
             In all cases but a missing file nothing is generated any more until an update succeeds, and requests in
             flight fail: tokens of unproven weights are worse than none.
         """
-        return await self._command(lambda engine: self._update(engine, path, version, canary))
+        return await self._command(lambda engine: self._update(engine, source, version, canary))
+
+    async def open_transfer(self, init_info: Mapping[str, Any]) -> None:
+        """Meet the learner for weight transfers, as vLLM's transfer engine wants it (`EngineSettings.transfer`).
+
+        Raises:
+            EngineError: the engine is dead, transfers by file only, or the two do not meet.
+        """
+
+        def meet(engine: LLMEngine) -> None:
+            try:
+                engine.collective_rpc("init_weight_transfer_engine", args=(dict(init_info),))
+            except Exception as error:
+                raise EngineError(f"no weight transfer: {type(error).__name__}: {error}") from error
+
+        await self._command(meet)
+
+    async def sleep(self, level: SleepLevel) -> bool:
+        """Give GPU memory back until `wake`; False if it was asleep already. Requests fail while it sleeps.
+
+        After level 2 the weights are gone, and nothing is generated before an update succeeds.
+
+        Raises:
+            EngineError: the engine is dead, or could not; what memory it holds is then unknown.
+        """
+        return await self._command(lambda engine: self._sleep(engine, level))
+
+    async def wake(self) -> bool:
+        """Take the memory again; False if it was awake. Raises `EngineError` as `sleep` does."""
+        return await self._command(self._wake)
 
     def _check(self, request: GenerationRequest) -> None:
         if self._thread.error is not None:
             raise EngineError(str(self._thread.error)) from self._thread.error
-        if self._unproven is not None:
-            raise EngineError(self._unproven)
+        if (reason := self._unusable) is not None:
+            raise EngineError(reason)
         limit = self.settings.context_length
         if not 0 < len(request.token_ids) < limit:
             raise ValueError(
@@ -232,6 +287,15 @@ class VllmEngine:
             raise ValueError(
                 f"request {request.request_id!r} asks for max_tokens={request.max_tokens}; at least 1 is due"
             )
+
+    def _look_at(self, request: GenerationRequest) -> None:
+        """Reads the pictures of a request, which the engine's thread then need not."""
+        if self._reader is None:
+            raise ValueError(f"request {request.request_id!r} has pictures, and the model does not see")
+        try:
+            self._reader.placed(request.token_ids, request.images)
+        except ValueError as error:
+            raise ValueError(f"request {request.request_id!r}: {error}") from error
 
     async def _command(self, command: Callable[[LLMEngine], Result]) -> Result:
         return await asyncio.wrap_future(self._thread.run(command))
@@ -290,25 +354,28 @@ class VllmEngine:
 
             # oneDNN would keep packed copies of the weights, which no update reaches; without it, decoding is as fast.
             _custom_ops._supports_onednn = False
+        if sees(self.settings.model_path):
+            self._reader = ImageReader.of(self.settings.model_path)
+            images_alone(self._reader)
         engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(self.settings)))
         # Else `min_tokens` would ban the end-of-sequence ids of the model's config, which end nothing here.
         engine.input_processor.generation_config_fields = {}
+        engine.renderer.get_eos_token_id = lambda: None  # type: ignore[method-assign]
         engine.set_weight_version(str(self.settings.policy_version))
         self._vocabulary = engine.model_config.get_vocab_size()
         return engine
 
     def _admit(self, engine: LLMEngine, batch: list[tuple[str, _Waiting]]) -> None:
-        from vllm.inputs.engine import tokens_input
-
         refused: list[tuple[str, Generation | Exception]] = []
         for name, waiting in batch:
-            if self._unproven is not None:
-                refused.append((name, EngineError(self._unproven)))
+            if (reason := self._unusable) is not None:
+                refused.append((name, EngineError(reason)))
                 continue
             request = waiting.request
             try:
                 params = sampling_params(request, each_token=waiting.each_token)
-                engine.add_request(name, tokens_input(list(request.token_ids)), params)
+                prompt = engine_prompt(engine, self._reader, request.token_ids, request.images)
+                engine.add_request(name, prompt, params, lora_request=self._adapter)
             except Exception as error:  # noqa: BLE001 - refusals are of many kinds; other requests are not to blame
                 refused.append((name, ValueError(f"request {request.request_id!r}: {error}")))
         if refused:
@@ -317,7 +384,8 @@ class VllmEngine:
     def _on_outputs(self, outputs: list[RequestOutput]) -> None:
         if self._unproven is not None:
             return
-        resolved, told = [], []
+        resolved: list[tuple[str, Generation | Exception]] = []
+        told: list[tuple[_Waiting, list[int]]] = []
         for output in outputs:
             waiting = self._waiting.get(output.request_id)
             if waiting is None or waiting.done:
@@ -326,7 +394,7 @@ class VllmEngine:
                 told.append((waiting, token_ids))
             if (generation := waiting.generation(output)) is not None:
                 waiting.done = True
-                resolved.append((output.request_id, generation))
+                resolved.append((output.request_id, waiting.checked(output, generation)))
         if told:
             self._loop.call_soon_threadsafe(self._tell, told)
         if resolved:
@@ -338,21 +406,22 @@ class VllmEngine:
         except RuntimeError:  # the event loop is closed: nobody waits any more
             logger.debug("the engine ended after its event loop: %s", error)
 
-    def _update(self, engine: LLMEngine, path: Path, version: int, canary: Canary | None) -> WeightUpdate:
-        if not path.is_file():
-            raise EngineError(
-                f"no weights at {path}; the learner must write them where the engine's process can read them"
-            )
-        before = None if canary is None else read_canary(engine, canary.token_ids, self._on_outputs, read_cache=False)
+    def _update(self, engine: LLMEngine, source: WeightSource, version: int, canary: Canary | None) -> WeightUpdate:
+        require_present(source)
+        if self._rest.level:
+            raise EngineError(_ASLEEP)
+        before = None if canary is None else self._canary_before(engine, canary)
         held: list[RequestOutput] = []  # sampled while the new weights are not yet proven
         report: CanaryReport | None = None
         try:
-            load_seconds = load_in_place(engine, path)
+            began = time.perf_counter()
+            self._adapter = load_in_place(engine, source)
+            load_seconds = time.perf_counter() - began
             engine.set_weight_version(str(version))
             reset_seconds = self._reset_caches(engine)
             started = time.perf_counter()
             if canary is not None and before is not None:
-                after = read_canary(engine, canary.token_ids, held.extend, read_cache=True)
+                after = self._read(engine, canary.token_ids, canary.images, held.extend, read_cache=True)
                 tolerance = self.settings.inference.canary_tolerance
                 report = judge_canary(canary, before=before, after=after, tolerance=tolerance, version=version)
         except Exception as error:
@@ -360,7 +429,7 @@ class VllmEngine:
             self.policy_version = -1
             self._loop.call_soon_threadsafe(self._fail_all, self._unproven)
             raise
-        self._unproven = None
+        self._unproven, self._forgot = None, False
         self.policy_version = version
         self._on_outputs(held)
         return WeightUpdate(
@@ -370,6 +439,54 @@ class VllmEngine:
             canary_seconds=time.perf_counter() - started,
             canary=report,
         )
+
+    def _canary_before(self, engine: LLMEngine, canary: Canary) -> CanaryReading:
+        """What the weights say that are about to go; nothing where they are gone already."""
+        if self._forgot:
+            return CanaryReading(logprobs=[math.nan] * len(canary.logprobs), cached_tokens=0)
+        return self._read(engine, canary.token_ids, canary.images, self._on_outputs, read_cache=False)
+
+    def _read(
+        self,
+        engine: LLMEngine,
+        token_ids: tuple[int, ...],
+        images: Sequence[bytes],
+        on_outputs: Callable[[list[RequestOutput]], None],
+        *,
+        read_cache: bool,
+    ) -> CanaryReading:
+        return read_canary(
+            engine,
+            token_ids,
+            on_outputs,
+            read_cache=read_cache,
+            adapter=self._adapter,
+            images=images,
+            reader=self._reader,
+        )
+
+    def _sleep(self, engine: LLMEngine, level: SleepLevel) -> bool:
+        if self._rest.level:
+            return False
+        self._loop.call_soon_threadsafe(self._fail_all, _ASLEEP)
+        if level == 2:
+            self._forgot, self.policy_version = True, -1
+            self._unproven = "the engine has given up its weights to sleep; load the learner's into it"
+        try:
+            return self._rest.sleep(engine, level)
+        except Exception as error:
+            raise EngineError(f"the engine cannot sleep: {type(error).__name__}: {error}") from error
+
+    def _wake(self, engine: LLMEngine) -> bool:
+        try:
+            return self._rest.wake(engine)
+        except Exception as error:
+            raise EngineError(f"the engine cannot wake: {type(error).__name__}: {error}") from error
+
+    @property
+    def _unusable(self) -> str | None:
+        """Why nothing can be generated now."""
+        return _ASLEEP if self._rest.level else self._unproven
 
     def _reset_caches(self, engine: LLMEngine) -> float:
         return reset_caches(engine)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from agentfly_lib.chat.image_reader import ImageReader
 from agentfly_lib.errors import EngineError
 from agentfly_lib.inference.canary import CanaryReading, CanaryReport
+from agentfly_lib.inference.source import AdapterFolder, Transfer, WeightSource
 from agentfly_lib.inference.translate import canary_params, chosen_logprobs
+from agentfly_lib.inference.vllm_pictures import engine_prompt
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
 __all__ = ["WeightUpdate", "load_in_place", "read_canary", "reset_caches"]
+
+_ADAPTER = "policy"
 
 OnOutputs = Callable[[list["RequestOutput"]], None]
 
@@ -35,18 +41,35 @@ class WeightUpdate:
     """None if no canary was given."""
 
 
-def load_in_place(engine: LLMEngine, path: Path) -> float:
-    """Load a safetensors file into the running model; seconds.
+def load_in_place(engine: LLMEngine, source: WeightSource) -> LoRARequest | None:
+    """Load new weights into the running model; the adapter that requests must name from now on, if it is one.
 
     Raises:
-        EngineError: it cannot be loaded; which weights the engine now has is unknown.
+        EngineError: they cannot be loaded; which weights the engine now has is unknown.
     """
-    started = time.perf_counter()
+    adapter = None
     try:
-        engine.collective_rpc("load_safetensors", args=(str(path),))
+        match source:
+            case AdapterFolder(path):
+                adapter = _load_adapter(engine, path)
+            case Transfer(update_info):
+                engine.collective_rpc("start_weight_update")
+                engine.collective_rpc("update_weights", args=(dict(update_info),))
+                engine.collective_rpc("finish_weight_update")
+            case path:
+                engine.collective_rpc("load_safetensors", args=(str(path),))
     except Exception as error:
-        raise EngineError(f"weights cannot be loaded from {path}: {type(error).__name__}: {error}") from error
-    return time.perf_counter() - started
+        where = "what the learner sends" if isinstance(source, Transfer) else getattr(source, "path", source)
+        raise EngineError(f"weights cannot be loaded from {where}: {type(error).__name__}: {error}") from error
+    return adapter
+
+
+def _load_adapter(engine: LLMEngine, path: Path) -> LoRARequest:
+    from vllm.lora.request import LoRARequest
+
+    if not engine.add_lora(LoRARequest(_ADAPTER, 1, str(path), load_inplace=True)):
+        raise EngineError("the engine refused the adapter")
+    return LoRARequest(_ADAPTER, 1, str(path))
 
 
 def reset_caches(engine: LLMEngine) -> float:
@@ -63,17 +86,24 @@ def reset_caches(engine: LLMEngine) -> float:
 
 
 def read_canary(
-    engine: LLMEngine, token_ids: tuple[int, ...], on_outputs: OnOutputs, *, read_cache: bool
+    engine: LLMEngine,
+    token_ids: tuple[int, ...],
+    on_outputs: OnOutputs,
+    *,
+    read_cache: bool,
+    adapter: LoRARequest | None = None,
+    images: Sequence[bytes] = (),
+    reader: ImageReader | None = None,
 ) -> CanaryReading:
     """Log-probs of `token_ids` [T] under the weights served now; outputs of other requests go to `on_outputs`.
 
     The prefix cache holds the tokens afterwards, whether it was read or not, under a salt of its own: what the canary
-    finds there, an earlier canary left.
+    finds there, an earlier canary left. `images` are read by `reader`.
     """
-    from vllm.inputs.engine import tokens_input
-
     name = f"canary-{uuid4().hex}"
-    engine.add_request(name, tokens_input(list(token_ids), cache_salt="canary"), canary_params(read_cache=read_cache))
+    params = canary_params(read_cache=read_cache)
+    prompt = engine_prompt(engine, reader, token_ids, images, cache_salt="canary")
+    engine.add_request(name, prompt, params, lora_request=adapter)
     while True:
         outputs = engine.step()
         mine = [output for output in outputs if output.request_id == name and output.finished]

@@ -1,6 +1,7 @@
 """For a machine with one GPU, minutes in all: `python -m pytest -m gpu tests/gpu -s`. Skipped where there is none.
 
-Engine and learner share the card. What is checked is what can differ there: kernels, dtypes, memory, collectives.
+Engine and learner take turns on the card: the engine sleeps while the learner computes. What is checked is what can
+differ there: kernels, dtypes, memory, collectives, and the ways that weights take. NCCL wants a second card.
 """
 
 from __future__ import annotations
@@ -26,21 +27,32 @@ def metrics_of(run: Path, step: int) -> dict[str, float]:
     return json.loads((run / "steps" / f"{step:06d}" / "metrics.json").read_text())
 
 
+def precise(dtype: str, stage: int, *more: str) -> list[str]:
+    settings = [f"inference.dtype={dtype}", f"learner.dtype={dtype}", f"learner.zero_stage={stage}"]
+    return [*settings, "inference.canary_tolerance=0.1", *more]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "stage", "agreement"), [("float32", 0, 1e-3), ("bfloat16", 2, 0.3)], ids=["float32", "bfloat16-zero2"]
+    ("changes", "agreement"),
+    [
+        pytest.param(precise("float32", 0), 1e-3, id="float32"),
+        pytest.param(precise("bfloat16", 2, "inference.weight_transfer=ipc"), 0.3, id="bfloat16-zero2-ipc"),
+        pytest.param(
+            precise("bfloat16", 0, "learner.lora.rank=8", "inference.lora_sync=adapter"), 0.3, id="bfloat16-adapter"
+        ),
+        pytest.param(
+            precise("bfloat16", 0, "inference.placement=split", "inference.weight_transfer=nccl"),
+            0.3,
+            id="bfloat16-nccl",
+            marks=pytest.mark.skipif(gpu_count() < 2, reason="NCCL wants a GPU for each side, there are not two"),
+        ),
+    ],
 )
-def test_the_whole_flow(tmp_path, dtype, stage, agreement):
+def test_the_whole_flow(tmp_path, changes, agreement):
     import subprocess
     import sys
 
-    settings = [
-        *SHARED,
-        f"run.root={tmp_path}",
-        f"inference.dtype={dtype}",
-        f"learner.dtype={dtype}",
-        f"learner.zero_stage={stage}",
-        "inference.canary_tolerance=0.1",
-    ]
+    settings = [*SHARED, f"run.root={tmp_path}", *changes]
     command = [sys.executable, "-m", "agentfly_lib", "train", "recipes/ci.toml"]
     for setting in settings:
         command += ["--set", setting]
@@ -49,7 +61,7 @@ def test_the_whole_flow(tmp_path, dtype, stage, agreement):
     for step in range(3):
         metrics = metrics_of(tmp_path / "ci", step)
         print(
-            f"{dtype} ZeRO {stage} step {step}: {metrics['time/step/seconds']:.2f} s, "
+            f"{' '.join(changes)} step {step}: {metrics['time/step/seconds']:.2f} s, "
             f"mismatch {metrics['train/mismatch/max']:.2g}, reward {metrics['train/reward/mean']:.3f}"
         )
         assert metrics["train/mismatch/max"] < agreement

@@ -1,0 +1,70 @@
+"""Weights from the learner's GPUs to the engines' without a file: both sides meet once, and then for every update.
+
+The learner sends while the engines receive, so both are asked at the same time. Who met is known by process: when an
+engine or a rank was replaced, all meet again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+from agentfly_lib.inference.actor import engine_status, load_weights, open_transfer
+from agentfly_lib.inference.canary import Canary
+from agentfly_lib.inference.source import Transfer
+from agentfly_lib.inference.transfer import ipc_update, nccl_meeting, nccl_update
+from agentfly_lib.inference.weight_update import WeightUpdate
+from agentfly_lib.refs import EngineRef
+from agentfly_lib.training.ranks import Learner
+
+__all__ = ["GpuTransfer"]
+
+
+class GpuTransfer:
+    """`inference.weight_transfer` `nccl` or `ipc`."""
+
+    def __init__(self, kind: Literal["nccl", "ipc"], *, tensor_parallel: int) -> None:
+        self._kind = kind
+        self._wide = tensor_parallel
+        self._met: tuple[list[int], list[int]] | None = None
+
+    async def send(
+        self, engines: EngineRef, learner: Learner, *, version: int, canary: Canary
+    ) -> tuple[EngineRef, WeightUpdate]:
+        """As `load_weights`, with the learner's weights as they are now."""
+        await self._meet(engines, learner, version)
+        metas = (await learner.send(version, "describe"))[0]
+        if self._kind == "nccl":
+            async with asyncio.TaskGroup() as group:
+                receiving = group.create_task(self._receive(engines, nccl_update(metas), version, canary))
+                group.create_task(learner.send(version, "broadcast"))
+            return receiving.result()
+        try:
+            update = ipc_update(metas, await learner.send(version, "share"))
+            return await self._receive(engines, update, version, canary)
+        finally:
+            await learner.send(version, "release")
+
+    async def _receive(
+        self, engines: EngineRef, update: dict[str, object], version: int, canary: Canary
+    ) -> tuple[EngineRef, WeightUpdate]:
+        return await asyncio.to_thread(load_weights, engines, Transfer(update), version=version, canary=canary)
+
+    async def _meet(self, engines: EngineRef, learner: Learner, version: int) -> None:
+        statuses = await asyncio.to_thread(engine_status, engines)
+        there = ([each.pid for each in statuses], [each.pid for each in await learner.status()])
+        if there == self._met:
+            return
+        if self._kind == "nccl":
+            address, port = await learner.meeting_point()
+            world = 1 + len(engines.names) * self._wide
+            invitations = [
+                nccl_meeting(address, port, first_rank=1 + number * self._wide, world=world)
+                for number in range(len(engines.names))
+            ]
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.to_thread(open_transfer, engines, invitations))
+                group.create_task(learner.send(version, "open", address, port, world))
+        else:
+            await asyncio.to_thread(open_transfer, engines, [{}] * len(engines.names))
+        self._met = there
