@@ -71,6 +71,16 @@ class RunActivity:
         self._updating = self._overlap = self._idle = 0.0
         self._quiet: list[Interval] = []
 
+    @property
+    def generations(self) -> int:
+        """In flight now."""
+        return self._open[_Kind.GENERATION]
+
+    @property
+    def tool_calls(self) -> int:
+        """Turns whose tool calls are in flight now."""
+        return self._open[_Kind.TOOLS]
+
     def generating(self) -> AbstractContextManager[None]:
         """A generation is in flight inside this block."""
         return self._during(_Kind.GENERATION)

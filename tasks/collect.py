@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Protocol
 
@@ -57,9 +57,8 @@ async def _collect(session: Session, step: int, dataset: DatasetRef, engines: En
         ):
 
             def progress(now: CollectProgress) -> None:
-                bar.update(
-                    completed=now.chains_done, total=now.chains, note=f"{now.failures} failed" * bool(now.failures)
-                )
+                failed = f"{now.failures} failed" * bool(now.failures)
+                bar.update(completed=now.chains_done, total=now.chains, note=failed, facts=asdict(now))
 
             async def once(asked: Sequence[tuple[str, Problem]], seconds: float, *, finish: bool) -> Collected:
                 return await collect_groups(

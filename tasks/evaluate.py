@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from collections.abc import Sequence
 
 from prefect import task
@@ -82,7 +83,7 @@ async def evaluate_mode(
                 resources=session.resources,
                 slots=session.slots,
                 rank=_EVALUATION_STEP,
-                on_progress=lambda now: bar.update(completed=now.chains_done, total=now.chains),
+                on_progress=lambda now: bar.update(completed=now.chains_done, total=now.chains, facts=asdict(now)),
             )
         scored = await score_directory(session, directory, bar)
     report = evaluate_groups(

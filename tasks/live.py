@@ -82,6 +82,8 @@ class _Observer:
             status=status or "RUNNING",
             steps_done=session.first_open_step() if session.trains else None,
             steps=session.config.run.steps if session.trains else None,
+            generating=session.times.activity.generations,
+            using_tools=session.times.activity.tool_calls,
             stages=session.display.stages,
             engines=await asyncio.to_thread(self._engines) if processes else (),
             pools=tuple(_pool_view(pool) for pool in session.pools),
