@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from prefect import task
 
