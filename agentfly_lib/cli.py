@@ -364,6 +364,9 @@ def runs(root: Annotated[Path, typer.Argument(help="Folder of all runs.")] = Pat
 @app.command()
 def compare(
     run: Annotated[list[Path], typer.Argument(help="Run directories; the first is what the others are compared with.")],
+    target: Annotated[
+        float | None, typer.Option(help="Reward whose price is compared; what all have reached if not given.")
+    ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables here too, as Markdown.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Write the curves here, as PNG.")] = None,
     track: Annotated[bool, typer.Option(help="Log tables and curves to the first run's MLflow run.")] = False,
@@ -372,7 +375,7 @@ def compare(
     from agentfly_lib.viewer.compare import show_comparison
 
     prepare_environment(run[0].parent, quiet=True)
-    typer.echo(show_comparison(run, markdown=markdown, figure=figure, track=track))
+    typer.echo(show_comparison(run, target=target, markdown=markdown, figure=figure, track=track))
 
 
 @app.command()

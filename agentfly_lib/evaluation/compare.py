@@ -1,14 +1,15 @@
 """Is one policy better than another? A paired comparison over the problems that both were evaluated on.
 
 Problems differ much more in difficulty than two policies do in skill. The difference is therefore taken per problem,
-and the interval is over those differences: far narrower than what two separate intervals would suggest.
+and the interval is over those differences: far narrower than what two separate intervals would suggest. The test asks
+how often differences as large would come about if it were chance which of the two policies a reward belongs to.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentfly_lib.evaluation.intervals import Estimate, bootstrap_interval
+from agentfly_lib.evaluation.intervals import Estimate, bootstrap_interval, sign_flip_p_value
 from agentfly_lib.evaluation.report import EvaluationReport
 
 __all__ = ["Comparison", "compare"]
@@ -24,6 +25,8 @@ class Comparison:
     baseline_version: int
     policy_version: int
     difference: Estimate
+    p_value: float
+    """Of the paired sign-flip permutation test, two-sided."""
 
     @property
     def significant(self) -> bool:
@@ -54,4 +57,5 @@ def compare(baseline: EvaluationReport, other: EvaluationReport, *, seed: int = 
         baseline_version=baseline.policy_version,
         policy_version=other.policy_version,
         difference=Estimate(mean=sum(differences) / len(common), low=low, high=high, problems=len(common)),
+        p_value=sign_flip_p_value(differences, seed=seed),
     )

@@ -70,7 +70,7 @@ class RunComparison:
     paired: tuple[Comparison | str | None, ...]
     """Of each run against the first one, over common problems; or why not. None for the first."""
     target: float | None
-    """The reward whose price is compared: the lowest last held-out reward among the runs."""
+    """The reward whose price is compared: unless named, the lowest last held-out reward among the runs."""
 
 
 def read_run(path: Path) -> RunSummary:
@@ -104,8 +104,11 @@ def find_runs(root: Path) -> tuple[list[RunSummary], list[str]]:
     return found, faults
 
 
-def compare_runs(paths: Sequence[Path]) -> RunComparison:
-    """Reads runs and compares all with the first. Raises `UserError` for fewer than two, or a folder that is none."""
+def compare_runs(paths: Sequence[Path], *, target: float | None = None) -> RunComparison:
+    """Reads runs and compares all with the first; `target` is the reward whose price is compared.
+
+    Raises `UserError` for fewer than two, or a folder that is none.
+    """
     if len(paths) < 2:
         raise UserError("a comparison needs at least two runs; `agentfly runs` lists them")
     runs = tuple(read_run(path) for path in paths)
@@ -114,7 +117,7 @@ def compare_runs(paths: Sequence[Path]) -> RunComparison:
         runs=runs,
         parameters=_differences(runs),
         paired=(None, *(_pair(runs[0], other) for other in runs[1:])),
-        target=min(lasts) if len(lasts) == len(runs) else None,
+        target=target if target is not None else min(lasts) if len(lasts) == len(runs) else None,
     )
 
 

@@ -15,10 +15,15 @@ __all__ = ["show_comparison"]
 
 
 def show_comparison(
-    runs: Sequence[Path], *, markdown: Path | None = None, figure: Path | None = None, track: bool = False
+    runs: Sequence[Path],
+    *,
+    target: float | None = None,
+    markdown: Path | None = None,
+    figure: Path | None = None,
+    track: bool = False,
 ) -> str:
     """The comparison as text; written as Markdown and PNG, and logged to the first run's MLflow run, where asked."""
-    comparison = compare_runs(runs)
+    comparison = compare_runs(runs, target=target)
     text = comparison_markdown(comparison)
     if markdown is not None:
         write_bytes(markdown, text.encode())

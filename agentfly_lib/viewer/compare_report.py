@@ -112,7 +112,11 @@ def _paired(pair: Comparison | str | None) -> str:
         return pair or ""
     verdict = "" if pair.significant else ", no clear difference"
     estimate = pair.difference
-    return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]{verdict}"
+    return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}], p {_p_value(pair.p_value)}{verdict}"
+
+
+def _p_value(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _parameters(comparison: RunComparison) -> Rows:

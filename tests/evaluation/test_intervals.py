@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from agentfly_lib.evaluation import bootstrap_interval, mean_interval, wilson_interval
+from agentfly_lib.evaluation.intervals import sign_flip_p_value
 
 
 def test_wilson_by_hand():
@@ -77,3 +78,33 @@ def test_no_value_and_values_that_are_not_finite_are_refused(values):
 def test_an_impossible_proportion_is_refused():
     with pytest.raises(ValueError, match="3 of 2"):
         wilson_interval(3, 2)
+
+
+class TestSignFlips:
+    def test_by_hand(self):
+        # three differences of one sign: 2 of the 8 assignments are as extreme
+        assert sign_flip_p_value([0.5, 0.25, 1.0]) == 2 / 8
+        # sums of +-1 +-2: 3, 1, -1, -3; two are at least 1 - and all are at least |1|
+        assert sign_flip_p_value([-1.0, 2.0]) == 1.0
+        assert sign_flip_p_value([0.0, 0.0]) == 1.0
+        assert sign_flip_p_value([0.5, 0.25, 1.0, 0.0]) == 2 / 8  # no difference, no evidence
+
+    @pytest.mark.parametrize("count", [5, 9, 12])
+    def test_exact_ones_are_scipy_s(self, count):
+        stats = pytest.importorskip("scipy.stats")
+        values = np.random.default_rng(count).normal(0.3, 1, count)
+        reference = stats.permutation_test(
+            (values,), np.mean, permutation_type="samples", n_resamples=np.inf, vectorized=True, axis=-1
+        )
+        assert sign_flip_p_value(values) == pytest.approx(reference.pvalue, abs=1e-12)
+
+    def test_drawn_ones_are_close_to_scipy_s_t_test_where_that_holds(self):
+        stats = pytest.importorskip("scipy.stats")
+        values = np.random.default_rng(3).normal(0.15, 1, 200)
+        assert sign_flip_p_value(values) == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.01)
+        assert sign_flip_p_value(np.ones(100)) == pytest.approx(1 / 10_001)  # never 0
+
+    @pytest.mark.parametrize("values", [[], [math.nan]])
+    def test_refusals(self, values):
+        with pytest.raises(ValueError, match="value"):
+            sign_flip_p_value(values)

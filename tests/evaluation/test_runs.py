@@ -86,10 +86,11 @@ def test_runs_are_compared_over_their_problems(make_run):
     assert compared.target == 0.5
     text = show_comparison([first, better], markdown=first / "c.md", figure=first / "c.png")
     for line in (text, (first / "c.md").read_text()):
-        assert "+0.500 [+0.500, +0.500]" in line
+        assert "+0.500 [+0.500, +0.500], p 0.008" in line  # all eight the same way: 2 of 2**8
         assert "optim.lr" in line
     assert "100" in text.splitlines()[3]  # b had reached 0.5 after its first step
     assert (first / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert "tokens to 0.900" in show_comparison([first, better], target=0.9)
 
 
 def test_what_cannot_be_compared_is_said(make_run):
