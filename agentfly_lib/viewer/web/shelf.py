@@ -94,13 +94,15 @@ class Shelf:
         if step not in self._advantages:
             from agentfly_lib.store.scored import load_scored_groups
             from agentfly_lib.training.samples import build_samples
+            from agentfly_lib.training.staleness import fresh_groups
 
             config = self.config()
             if config is None or config.algorithm.needs_measurements:
                 return {}
             by_trajectory: dict[str, list[Any]] = {}
             try:
-                built = build_samples(load_scored_groups(self.catalog.run.step(step)), config.algorithm)
+                groups = fresh_groups(load_scored_groups(self.catalog.run.step(step)), config, step)
+                built = build_samples(groups, config.algorithm)
             except AgentFlyError as error:
                 logger.info("step %d has no advantages to show: %s", step, error)
                 return {}
