@@ -36,6 +36,12 @@ def tiny_model(factories: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
     return factories.write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def vision_model(factories: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model that sees."""
+    return factories.write_vision_model(tmp_path_factory.mktemp("models") / "vision")
+
+
 @pytest.fixture
 def free_port() -> Callable[[], int]:
     def find() -> int:
@@ -55,8 +61,15 @@ def learner(factories: ModuleType, tiny_model: Path, free_port: Callable[[], int
     alive: list[LearnerRank] = []
 
     def make(
-        *, model: Path = tiny_model, fingerprint: str = "tiny", checkpoint: Any = None, **sections: dict[str, Any]
+        *,
+        model: Path = tiny_model,
+        fingerprint: str = "tiny",
+        checkpoint: Any = None,
+        keep: dict[str, Any] | None = None,
+        **sections: dict[str, Any],
     ) -> LearnerRank:
+        """`checkpoint` is where to go on from, `keep` the config's section of that name."""
+        sections |= {"checkpoint": keep or {}}
         while alive:
             alive.pop().close()
         rank = LearnerRank()

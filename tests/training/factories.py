@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from agentfly_lib.configs import RunConfig
-from agentfly_lib.types import Problem, Segment, StopReason, TrainingSample, Trajectory, TrajectoryGroup
+from agentfly_lib.types import ImageSpan, Problem, Segment, StopReason, TrainingSample, Trajectory, TrajectoryGroup
 
 VOCABULARY = 128
 
@@ -106,6 +106,48 @@ def step_groups(step: int, *, groups: int = 4, chains: int = 4) -> list[Trajecto
             members.append(trajectory(name, chain, segments, float(rng.integers(0, 2))))
         made.append(group(name, members))
     return made
+
+
+def vision_segment(model: Path, seed: int, words: list[int]) -> tuple[Segment, dict[str, bytes]]:
+    """Stretches of words of these lengths, a picture between two of them; the policy sampled every second word."""
+    from agentfly_lib.chat.image_reader import ImageReader
+    from agentfly_lib.chat.images import digest_of
+    from agentfly_lib.data.colours import generate
+
+    reader, rng = ImageReader.of(model), np.random.default_rng(seed)
+    ids: list[int] = []
+    images: list[ImageSpan] = []
+    pictures: dict[str, bytes] = {}
+    for number, length in enumerate(words):
+        if number:
+            picture = generate(seed=100 * seed + number, count=1)[0].picture
+            seen, digest = reader.read(picture), digest_of(picture)
+            end = len(ids) + reader.tokens_of(seen.grid)
+            images.append(ImageSpan(digest=digest, start=len(ids), end=end, grid=seen.grid))
+            pictures[digest] = picture
+            ids += [reader.image_token_id] * (end - len(ids))
+        ids += rng.integers(20, 200, length).tolist()
+    mask = np.arange(len(ids)) % 2 == 1
+    for image in images:
+        mask[image.start : image.end] = False
+    logprobs = rng.normal(-5, 0.3, len(ids)).astype(np.float32)
+    whole = Segment(
+        token_ids=np.array(ids, np.int32),
+        loss_mask=mask,
+        logprobs=np.where(mask, logprobs, np.float32(np.nan)),
+        turns=(),
+        images=tuple(images),
+    )
+    return whole, pictures
+
+
+def vision_step_groups(step: int, model: Path, *, shapes: list[list[int]]) -> list[TrajectoryGroup]:
+    """One group, a chain for each shape (see `vision_segment`); every second one is right."""
+    members = []
+    for chain, words in enumerate(shapes):
+        whole, pictures = vision_segment(model, 10 * step + chain, words)
+        members.append(trajectory(f"{step:06d}-0", chain, (whole,), float(chain % 2), pictures=pictures))
+    return [group(f"{step:06d}-0", members)]
 
 
 def samples(seed: int, lengths: list[int]) -> list[TrainingSample]:

@@ -35,7 +35,10 @@ def main(spec_path: str) -> None:
     )
     reports = []
     for step in spec["steps"]:
-        groups = factories.step_groups(step, **spec["groups"])
+        if spec["shapes"]:
+            groups = factories.vision_step_groups(step, Path(spec["model"]), shapes=spec["shapes"])
+        else:
+            groups = factories.step_groups(step, **spec["groups"])
         reports.append(learner.update_from(groups, step).model_dump(mode="json"))
         if spec["save_after"] == step:
             ref = learner.save_checkpoint(Path(spec["save_to"]))

@@ -79,6 +79,8 @@ def train(
         world: int,
         steps: list[int],
         groups: dict[str, int] | None = None,
+        model: Path = tiny_model,
+        shapes: list[list[int]] | None = None,
         checkpoint: dict[str, Any] | None = None,
         save_after: int | None = None,
         save_to: Path | None = None,
@@ -98,7 +100,8 @@ def train(
                 "world": world,
                 "port": port,
                 "config": config,
-                "model": str(tiny_model),
+                "model": str(model),
+                "shapes": shapes,
                 "checkpoint": checkpoint,
                 "steps": steps,
                 "groups": groups or {},
@@ -248,3 +251,15 @@ def test_a_run_goes_on_in_another_shape_with_the_same_losses(
             assert report["metrics"][name] == pytest.approx(expected["metrics"][name], rel=1e-4, abs=1e-6), name
     assert difference(whole, resumed) < 1e-5
     assert [item.name for item in path.parent.iterdir() if item.is_dir()] == ["000002"]
+
+
+@pytest.mark.timeout(600)
+def test_a_rank_with_pictures_and_one_without_train_as_one_rank_does(train: Train, vision_model: Path) -> None:
+    """The longest trajectory goes to rank 0; nothing that rank 1 has shows a picture."""
+    shapes = [[20, 20, 8], [30], [15]]
+    one_reports, one = train(world=1, steps=[0], optim=GRADIENT, model=vision_model, shapes=shapes)
+    assert one_reports[0]["metrics"]["train/updates/count"] == 2
+    for stage in (0, 2, 3):
+        learner = {"zero_stage": stage}
+        _, weights = train(world=2, steps=[0], optim=GRADIENT, model=vision_model, shapes=shapes, learner=learner)
+        assert difference(one, weights) < 5e-6, f"ZeRO {stage}"

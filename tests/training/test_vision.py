@@ -7,7 +7,6 @@ import hashlib
 import io
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -47,10 +46,10 @@ class Model:
 
 
 @pytest.fixture(scope="module")
-def model(factories: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(vision_model: Path) -> Model:
     from transformers import Qwen2VLForConditionalGeneration
 
-    path = factories.write_vision_model(tmp_path_factory.mktemp("vision") / "model")
+    path = vision_model
     network = load_policy(path, torch.float32)
     eyes = Eyes.of(path, network)
     assert eyes is not None
@@ -136,7 +135,7 @@ def mixes(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
 
 
 @given(mixes())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_positions_and_features_are_those_of_the_model_for_each_sample_alone(
     model: Model, mix: list[tuple[int, list[int]]]
 ) -> None:
