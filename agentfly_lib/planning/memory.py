@@ -67,9 +67,9 @@ def rank_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> RankMe
         activations += tokens * shape.layers * shape.hidden * width + layer
     else:
         activations += shape.layers * layer
-    trained, lora = shape.parameters, learner.lora
+    trained, lora = shape.parameters - (shape.tower if learner.freeze_vision else 0), learner.lora
     if lora is not None:
-        trained = shape.adapter_parameters(lora.rank, lora.target_modules)
+        trained = shape.adapter_parameters(lora.rank, lora.target_modules, vision=lora.vision)
     copies = 12 if learner.dtype != "float32" or stage else 8
     return RankMemory(
         weights=(shape.parameters + (trained if lora else 0)) * width // (ranks if stage == 3 else 1),

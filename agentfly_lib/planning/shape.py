@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,12 +31,23 @@ class ModelShape:
     """Width of all keys of one token and layer, and of all values."""
     vocabulary: int
     linear_widths: Mapping[str, int] = field(default_factory=dict)
-    """Inputs plus outputs of the linear layers by name, summed over layers of that name; without the output head."""
+    """Inputs plus outputs of the linear layers by name, summed over layers of that name; without the output head, and
+    without the vision tower."""
+    tower: int = 0
+    """Parameters of the vision tower; they are among `parameters`."""
+    tower_widths: Mapping[str, int] = field(default_factory=dict)
+    """As `linear_widths`, of the vision tower."""
 
-    def adapter_parameters(self, rank: int, layers: Literal["all-linear"] | Sequence[str]) -> int:
-        """Parameters of low-rank adapters at these layers (arXiv 2106.09685): rank x (inputs + outputs) each."""
-        names = self.linear_widths if layers == "all-linear" else layers
-        return rank * sum(self.linear_widths.get(name, 0) for name in names)
+    def adapter_parameters(
+        self, rank: int, layers: Literal["all-linear"] | Sequence[str], *, vision: bool = False
+    ) -> int:
+        """Parameters of low-rank adapters at these layers (arXiv 2106.09685): rank x (inputs + outputs) each.
+
+        vision: those of the vision tower too.
+        """
+        parts = (self.linear_widths, self.tower_widths) if vision else (self.linear_widths,)
+        widths = (part.get(name, 0) for part in parts for name in (part if layers == "all-linear" else layers))
+        return rank * sum(widths)
 
     @classmethod
     def of(cls, config: ModelConfig) -> ModelShape:
@@ -55,13 +66,15 @@ class ModelShape:
         import torch
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+        from agentfly_lib.training.vision import vision_tower
+
         kind = AutoModelForCausalLM if getattr(config, "vision_config", None) is None else AutoModelForImageTextToText
         try:
             with torch.device("meta"):
                 model = kind.from_config(config)
         except (ValueError, AttributeError, TypeError) as error:
             raise ModelError(f"{type(config).__name__} describes no causal language model: {error}") from error
-        text = config.get_text_config()
+        text, tower = config.get_text_config(), vision_tower(model)
         heads = text.num_attention_heads
         return cls(
             parameters=model.num_parameters(),
@@ -71,17 +84,19 @@ class ModelShape:
             key_value=(getattr(text, "num_key_value_heads", None) or heads)
             * (getattr(text, "head_dim", None) or text.hidden_size // heads),
             vocabulary=text.vocab_size,
-            linear_widths=_linear_widths(model),
+            linear_widths=_linear_widths(model, [model.get_output_embeddings(), *(tower.modules() if tower else ())]),
+            tower=sum(parameter.numel() for parameter in tower.parameters()) if tower else 0,
+            tower_widths=_linear_widths(tower, ()) if tower else {},
         )
 
 
-def _linear_widths(model: Any) -> dict[str, int]:
+def _linear_widths(model: Any, without: Iterable[Any]) -> dict[str, int]:
     import torch
 
     widths: Counter[str] = Counter()
-    head = model.get_output_embeddings()
+    left_out = {id(module) for module in without}
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and module is not head:
+        if isinstance(module, torch.nn.Linear) and id(module) not in left_out:
             widths[name.rpartition(".")[2]] += module.in_features + module.out_features
     return dict(widths)
 

@@ -22,6 +22,33 @@ QWEN_3B = {
 }
 
 
+QWEN_VL_3B = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    "text_config": QWEN_3B | {"model_type": "qwen2_5_vl_text"},
+    "vision_config": {
+        "model_type": "qwen2_5_vl",
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 2048,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+    },
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def qwen_vl_3b(tmp_path):
+    """The published shape of Qwen2.5-VL-3B."""
+    folder = tmp_path / "qwen-vl"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN_VL_3B))
+    return folder
+
+
 @pytest.fixture
 def qwen_3b(tmp_path):
     """A folder with nothing but its `config.json`."""

@@ -53,8 +53,10 @@ QWEN_7B |= {"num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings
 
 
 @pytest.mark.parametrize("path", sorted(Path("recipes").glob("*-8gpu.toml")), ids=lambda path: path.stem)
-def test_every_recipe_for_eight_gpus_fits_them_with_nothing_left_over(recipe, qwen_3b, path):
+def test_every_recipe_for_eight_gpus_fits_them_with_nothing_left_over(recipe, qwen_3b, qwen_vl_3b, path):
     config = recipe(path.stem)
+    if "VL" in config.model.name_or_path:
+        qwen_3b = qwen_vl_3b
     if "7B" in config.model.name_or_path:
         shape = json.loads((qwen_3b / "config.json").read_text())
         (qwen_3b / "config.json").write_text(json.dumps(shape | QWEN_7B))
@@ -64,6 +66,24 @@ def test_every_recipe_for_eight_gpus_fits_them_with_nothing_left_over(recipe, qw
     assert found.engine is not None
     seats = min(config.inference.max_sequences, found.engine.cache_tokens // config.rollout.context_length)
     assert seats * config.inference.replicas >= min(config.rollout.max_concurrency, found.step.trajectories) // 2
+
+
+def test_a_model_that_sees_by_hand(recipe, qwen_vl_3b):
+    shape = ModelShape.of(PretrainedModelConfig(name_or_path=str(qwen_vl_3b)))
+    block = 1280 * 3 * 1280 + 3 * 1280 + 1280 * 1280 + 1280 + 3 * 1280 * 3420 + 2 * 3420 + 1280 + 2 * 1280
+    merger = 1280 + 5120 * 5120 + 5120 + 5120 * 2048 + 2048
+    assert shape.tower == 3 * 2 * 14 * 14 * 1280 + 32 * block + merger
+    assert shape.parameters == 3_085_938_688 + shape.tower
+    whole = rank_memory(recipe("vision-8gpu", "learner.freeze_vision=false"), shape, on_gpu=True)
+    frozen = rank_memory(recipe("vision-8gpu", "learner.freeze_vision=true"), shape, on_gpu=True)
+    assert frozen.weights == whole.weights
+    ranks = recipe("vision-8gpu").learner.ranks
+    assert whole.gradients - frozen.gradients == pytest.approx(2 * shape.tower / ranks, abs=2)
+    assert whole.optimizer - frozen.optimizer == pytest.approx(12 * shape.tower / ranks, abs=2)
+    language, tower = shape.adapter_parameters(8, "all-linear"), sum(shape.tower_widths.values())
+    assert language == 8 * sum(shape.linear_widths.values())
+    assert set(shape.linear_widths) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert shape.adapter_parameters(8, "all-linear", vision=True) == language + 8 * tower
 
 
 def test_memory_by_hand(recipe, qwen_3b):
