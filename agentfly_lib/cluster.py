@@ -183,7 +183,7 @@ def gpu_count() -> int:
 def _private_folder() -> Iterator[Path]:
     """A private folder under /tmp (socket paths must be short), with a watchdog that ends what uses it after us."""
     folder = Path(tempfile.mkdtemp(prefix="agentfly-", dir="/tmp"))
-    command = [sys.executable, "-I", "-S", watchdog.__file__, str(folder)]
+    command = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as dog:
         try:
             yield folder

@@ -32,7 +32,7 @@ def leash() -> Iterator[None]:
         yield
         return
     before, value = os.environ.get(_MARK), uuid4().hex
-    command = [sys.executable, "-I", "-S", watchdog.__file__, "--mark", f"{_MARK}={value}"]
+    command = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), "--mark", f"{_MARK}={value}"]
     # Without the mark of a leash around this one, whose watchdog would end ours before it has looked.
     unmarked = {name: text for name, text in os.environ.items() if name != _MARK}
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=unmarked) as dog:

@@ -1,12 +1,12 @@
 """Ends what a killed driver leaves behind: a script of its own process, started by `cluster.start_ray` and `leash`.
 
-    python -I watchdog.py FOLDER          whoever has a file open under FOLDER; then FOLDER itself
-    python -I watchdog.py --mark NAME=X   whoever was started with this variable in its environment
+    python -I watchdog.py PARENT FOLDER          whoever has a file open under FOLDER; then FOLDER itself
+    python -I watchdog.py PARENT --mark NAME=X   whoever was started with this variable in its environment
 
-It waits until its standard input closes or its parent is gone, then kills the processes it looks for. All processes
-of a local Ray log under its temporary folder, and what they start inherits their output and their environment, so
-that no list need be kept. A parent that lives is spared, as are its own children: they end with it. Linux only; it
-uses nothing but the standard library.
+It waits until its standard input closes or the process PARENT, which started it, is gone, then kills the processes it
+looks for. All processes of a local Ray log under its temporary folder, and what they start inherits their output and
+their environment, so that no list need be kept. A parent that lives is spared, as are its own children: they end with
+it. Linux only; it uses nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def sweep_folder(folder: Path, *, spare: int | None, seconds: float = _SWEEP_SEC
 
 def main(arguments: list[str]) -> None:
     """Wait for the parent's end, then sweep."""
-    parent, ended = os.getppid(), False
+    parent, ended = int(arguments[0]), False
     while os.getppid() == parent and not ended:
         readable, _, _ = select.select([sys.stdin], [], [], _LOOK_SECONDS)
         ended = bool(readable) and not os.read(0, 1)
     spare = parent if os.getppid() == parent else None
-    match arguments:
+    match arguments[1:]:
         case ["--mark", mark]:
             sweep(lambda: processes_marked(mark), spare=spare)
         case [name]:

@@ -58,12 +58,24 @@ def test_a_living_parent_and_its_children_are_spared(folder, holder):
 
 
 def test_it_acts_when_its_input_closes(folder):
-    dog = subprocess.Popen([sys.executable, "-I", "-S", watchdog.__file__, str(folder)], stdin=subprocess.PIPE)
+    command = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), str(folder)]
+    dog = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert dog.stdin is not None
     assert folder.exists()
     dog.stdin.close()
     assert dog.wait(10) == 0
     assert not folder.exists()
+
+
+def test_a_parent_that_was_gone_before_it_looked_is_not_taken_for_another(folder, holder):
+    """Its children are then those of whoever adopts orphans, and must not be spared."""
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait(60)
+    inside = holder(folder / "log")
+    command = [sys.executable, "-I", "-S", watchdog.__file__, str(gone.pid), str(folder)]
+    done = subprocess.run(command, stdin=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == 0
+    assert inside.wait(10) == -9
 
 
 def test_the_marked_are_killed_and_nobody_else(monkeypatch):
