@@ -9,9 +9,11 @@ from pathlib import Path
 from prefect import task
 
 from agentfly_lib.agents.agent import Agent
+from agentfly_lib.cluster import gpu_count
 from agentfly_lib.configs import DataConfig, ModelConfig
 from agentfly_lib.data.prepare import load_problems, prepare_dataset
 from agentfly_lib.errors import ConfigError, DataError
+from agentfly_lib.inference.placement import place
 from agentfly_lib.models.resolve import resolve_model
 from agentfly_lib.preflight import check_context
 from agentfly_lib.refs import DatasetRef, ModelRef
@@ -58,9 +60,9 @@ async def resolve(config: ModelConfig) -> ModelRef:
 
 @task(name="check", timeout_seconds=600, **RETRIED)
 async def check(dataset: DatasetRef, _: ModelRef) -> None:
-    """Names, columns and lengths fit together: agent, tools, reward, template, prompts.
+    """Names, columns and lengths fit together: agent, tools, reward, template, prompts; and there are GPUs enough.
 
-    Raises `ConfigError` for unknown names and missing columns, `DataError` for prompts that are too long.
+    Raises `ConfigError` for unknown names, missing columns and what cannot be placed, `DataError` for prompts that are too long.
     """
     await asyncio.to_thread(_check, current_session(), dataset)
 
@@ -82,6 +84,8 @@ def _claim_model(session: Session, model: ModelRef) -> None:
 
 def _check(session: Session, dataset: DatasetRef) -> None:
     config, agent = session.config, session.agent
+    if config.ray.address is None:  # what a cluster has is known once it is joined
+        place(config, gpu_count(), learner=session.trains)
     check_context(config, session.resolved_model.path)
     agent.reward.check_columns(dataset.columns)
     marker = dataset.path / f"checked-{agent.fingerprint}.json"

@@ -22,13 +22,12 @@ from agentfly_lib.inference.actor import (
     ensure_engines,
     load_weights,
     prove,
-    serves_adapters,
     sleep_engines,
     wake_engines,
 )
 from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.client import EngineLoss, RayGenerate
-from agentfly_lib.inference.placement import Placement, place
+from agentfly_lib.inference.placement import Placement, place, serves_adapters
 from agentfly_lib.inference.source import AdapterFolder, WeightSource
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef
 from agentfly_lib.training.ranks import Canary as Proof
@@ -115,7 +114,7 @@ class EngineKeeper:
 
     @cached_property
     def _placement(self) -> Placement:
-        return place(self._session.config, gpu_count())
+        return place(self._session.config, gpu_count(), learner=self._session.trains)
 
     async def _ask(self, model: ModelRef) -> EngineRef:
         session, started = self._session, []
@@ -127,6 +126,7 @@ class EngineKeeper:
             model,
             namespace=session.namespace,
             policy_version=fresh,
+            learner=session.trains,
             on_start=started.append,
         )
         self._engines = engines

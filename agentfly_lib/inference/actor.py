@@ -16,7 +16,7 @@ from agentfly_lib.configs.run import RunConfig
 from agentfly_lib.errors import CanaryError, EngineError, ModelError
 from agentfly_lib.inference.canary import Canary, judge_reading
 from agentfly_lib.inference.client import RayGenerate, find_engine
-from agentfly_lib.inference.placement import Placement, place
+from agentfly_lib.inference.placement import Placement, place, serves_adapters
 from agentfly_lib.inference.rest import SleepLevel
 from agentfly_lib.inference.server import EngineServer, EngineStatus
 from agentfly_lib.inference.settings import EngineSettings, resolve_device
@@ -32,7 +32,6 @@ __all__ = [
     "load_weights",
     "open_transfer",
     "prove",
-    "serves_adapters",
     "sleep_engines",
     "stop_engines",
     "wake_engines",
@@ -53,6 +52,7 @@ def ensure_engines(
     *,
     namespace: str,
     policy_version: int = 0,
+    learner: bool = True,
     on_start: Callable[[str], None] = lambda name: None,
 ) -> EngineRef:
     """Find the run's engines, or start them with the weights of `model`, which are version `policy_version`.
@@ -61,6 +61,7 @@ def ensure_engines(
     which, the oldest counts; `prove` proves it); one that is dead, silent, or was started with other settings or from
     another model is replaced. They start side by side. Ray must be running. Blocks.
 
+    learner: whether there is one, with which GPUs are shared out (`place`) and adapters come.
     on_start: told the name of each engine that was not found and has started, from any thread.
 
     Raises:
@@ -70,8 +71,9 @@ def ensure_engines(
     """
     from agentfly_lib.cluster import gpu_count
 
-    placement = place(config, gpu_count())
-    settings = _settings(config, model, policy_version, placement)
+    placement = place(config, gpu_count(), learner=learner)
+    adapters = learner and serves_adapters(config)
+    settings = _settings(config, model, policy_version, placement, adapters=adapters)
     names = tuple(f"engine-{number}" for number in range(config.inference.replicas))
 
     def ensure(name: str) -> int:
@@ -110,11 +112,6 @@ def load_weights(
     )
     worst = max(updates, key=lambda update: update.canary.mean_difference if update.canary else 0.0)
     return ref.model_copy(update={"policy_version": version}), worst
-
-
-def serves_adapters(config: RunConfig) -> bool:
-    """Whether engines add the learner's adapters to the starting weights, instead of being given merged ones."""
-    return config.learner.lora is not None and config.inference.lora_sync == "adapter"
 
 
 def open_transfer(ref: EngineRef, init_infos: Sequence[Mapping[str, Any]], *, seconds: float = 300.0) -> None:
@@ -204,7 +201,9 @@ def _on_all(names: Sequence[str], work: Callable[[str], Result]) -> list[Result]
     return [call.result() for call in calls]
 
 
-def _settings(config: RunConfig, model: ModelRef, policy_version: int, placement: Placement) -> EngineSettings:
+def _settings(
+    config: RunConfig, model: ModelRef, policy_version: int, placement: Placement, *, adapters: bool
+) -> EngineSettings:
     from agentfly_lib.cluster import gpu_count
 
     for pattern in ("config.json", "*.safetensors"):
@@ -219,7 +218,7 @@ def _settings(config: RunConfig, model: ModelRef, policy_version: int, placement
         policy_version=policy_version,
         sleeps=placement.sleeps,
         transfer=placement.transfer,
-        lora_rank=config.learner.lora.rank if serves_adapters(config) and config.learner.lora else 0,
+        lora_rank=config.learner.lora.rank if adapters and config.learner.lora else 0,
     )
 
 

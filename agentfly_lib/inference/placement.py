@@ -15,7 +15,7 @@ from agentfly_lib.cluster import Bundle
 from agentfly_lib.configs.run import RunConfig
 from agentfly_lib.errors import ConfigError
 
-__all__ = ["Placement", "place"]
+__all__ = ["Placement", "place", "serves_adapters"]
 
 _RANK_SHARE = 0.5
 _ENGINE_SHARE = 0.4
@@ -57,19 +57,26 @@ class Placement:
         return tuple(range(first, first + self.bundles[bundle].gpus))
 
 
-def place(config: RunConfig, gpus: int) -> Placement:
+def place(config: RunConfig, gpus: int, *, learner: bool = True) -> Placement:
     """The placement of a run where the cluster has `gpus` GPUs in all; `auto` shares them only if it must.
+
+    learner: whether there is one; flows that only generate have engines alone.
 
     Raises `ConfigError` if they are too few, or if what is asked for cannot be there.
     """
-    placement = _seats(config, gpus)
+    placement = _seats(config, gpus) if learner else _engines_alone(config, gpus)
     if placement.sleeps and config.rollout.max_policy_lag:
         raise ConfigError(
             f"rollout.max_policy_lag={config.rollout.max_policy_lag} collects during updates, for which engines that "
             "share GPUs with the learner must sleep; set it to 0, or give both GPUs of their own "
             "(inference.placement='split')"
         )
-    return replace(placement, transfer=_transfer(config, placement))
+    return replace(placement, transfer=_transfer(config, placement)) if learner else placement
+
+
+def serves_adapters(config: RunConfig) -> bool:
+    """Whether engines add the learner's adapters to the starting weights, instead of being given merged ones."""
+    return config.learner.lora is not None and config.inference.lora_sync == "adapter"
 
 
 def _transfer(config: RunConfig, placement: Placement) -> Literal["file", "nccl", "ipc"]:
@@ -81,7 +88,7 @@ def _transfer(config: RunConfig, placement: Placement) -> Literal["file", "nccl"
             f"inference.weight_transfer={asked!r} goes from GPU to GPU, but engines or learner run on the CPU here; "
             "set it to 'file'"
         )
-    if config.learner.lora is not None and config.inference.lora_sync == "adapter":
+    if serves_adapters(config):
         raise ConfigError(f"inference.lora_sync='adapter' sends files; leave inference.weight_transfer={asked!r} out")
     if asked == "nccl" and placement.kind == "colocated":
         raise ConfigError(
@@ -132,6 +139,20 @@ def _seats(config: RunConfig, gpus: int) -> Placement:
             engine_gpus=_ENGINE_SHARE if wide == 1 else 0.0,
             rank_gpus=_RANK_SHARE,
         )
+    return _split(engines, wide, ranks=ranks)
+
+
+def _engines_alone(config: RunConfig, gpus: int) -> Placement:
+    inference = config.inference
+    engines = inference.replicas if inference.device == "cuda" or (inference.device == "auto" and gpus) else 0
+    if engines * inference.tensor_parallel > gpus:
+        raise ConfigError(_too_few(0, engines, inference.tensor_parallel, gpus, asked="split"))
+    if not engines:
+        return Placement(kind="cpu")
+    return _split(engines, inference.tensor_parallel, ranks=0)
+
+
+def _split(engines: int, wide: int, *, ranks: int) -> Placement:
     return Placement(
         kind="split",
         bundles=(Bundle(wide, 1),) * engines + (Bundle(1, 1),) * ranks,

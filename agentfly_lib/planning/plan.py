@@ -9,7 +9,7 @@ from typing import Literal
 from agentfly_lib.configs import RunConfig
 from agentfly_lib.configs.model import ModelConfig
 from agentfly_lib.errors import ConfigError, ModelError
-from agentfly_lib.inference.placement import place
+from agentfly_lib.inference.placement import place, serves_adapters
 from agentfly_lib.inference.settings import resolve_device
 from agentfly_lib.planning.machine import Machine
 from agentfly_lib.planning.memory import EngineMemory, RankMemory, engine_memory, rank_memory
@@ -167,7 +167,8 @@ def _memory_findings(
     found: list[Finding] = []
     claims = [(part, rank.total if part.kind == "rank" else engine.total) for part in placed]
     host = sum(size for part, size in claims if part.device == "cpu")
-    sleeping = sum(engine.weights * len(part.gpus) for part in placed if part.kind == "engine" and part.shared)
+    kept = serves_adapters(config)  # other engines forget their weights when they sleep, for they are sent new ones
+    sleeping = sum(engine.weights * len(part.gpus) * kept for part in placed if part.kind == "engine" and part.shared)
     host_parts = "processes on the CPU" if not sleeping else "processes on the CPU and the weights of sleeping engines"
     found += _check("this machine's memory", host + sleeping, machine.memory_bytes, host_parts)
     if machine.gpu_memory_bytes:

@@ -60,6 +60,15 @@ def test_without_gpus_there_is_nothing_to_place(configured):
     assert place(configured(2, "cpu", device="cpu", placement="colocated"), 8) == Placement(kind="cpu")
 
 
+def test_a_flow_without_a_learner_asks_for_engines_alone(configured):
+    config = configured(8, replicas=2, tensor_parallel=2, placement="colocated", weight_transfer="ipc")
+    alone = place(config, 4, learner=False)
+    assert (alone.kind, alone.transfer, seats(alone)) == ("split", "file", ([(0, 1), (2, 3)], []))
+    with pytest.raises(ConfigError, match=r"replicas=2 of inference\.tensor_parallel=2 need 4 GPUs, the cluster has 3"):
+        place(config, 3, learner=False)
+    assert place(configured(8, "auto", device="auto"), 0, learner=False) == Placement(kind="cpu")
+
+
 def test_one_side_alone_may_have_gpus(configured):
     assert seats(place(configured(2, device="cpu"), 2)) == ([], [(0,), (1,)])
     assert seats(place(configured(2, "cpu", replicas=2), 2)) == ([(0,), (1,)], [])

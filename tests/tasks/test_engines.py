@@ -36,7 +36,7 @@ class Machines:
         if (error := self.failures.pop(what, None)) is not None:
             raise error
 
-    def ensure(self, config, model, *, namespace, policy_version, on_start):
+    def ensure(self, config, model, *, namespace, policy_version, learner, on_start):
         for name in sorted(self.dead):
             self.note(f"start {name}")
             on_start(name)
@@ -100,7 +100,7 @@ def kept(monkeypatch, tmp_path):
                 module, real or {"prove": "prove"}.get(name, f"{name}_engines"), getattr(machines, name)
             )
         monkeypatch.setattr(module, "Learner", lambda ref, config: FakeLearner(machines))
-        monkeypatch.setattr(module, "place", lambda config, gpus: Placement(kind=kind))
+        monkeypatch.setattr(module, "place", lambda config, gpus, learner: Placement(kind=kind))
         work: list[asyncio.Task[None]] = []
         config = SimpleNamespace(
             learner=SimpleNamespace(lora=SimpleNamespace(rank=8) if lora else None),
