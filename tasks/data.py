@@ -62,7 +62,8 @@ async def resolve(config: ModelConfig) -> ModelRef:
 async def check(dataset: DatasetRef, _: ModelRef) -> None:
     """Names, columns and lengths fit together: agent, tools, reward, template, prompts; and there are GPUs enough.
 
-    Raises `ConfigError` for unknown names, missing columns and what cannot be placed, `DataError` for prompts that are too long.
+    Raises `ConfigError` for unknown names, missing columns and what cannot be placed, `DataError` for prompts that are
+    too long.
     """
     await asyncio.to_thread(_check, current_session(), dataset)
 
