@@ -33,8 +33,8 @@ from agentfly_lib.leash import leash
 from agentfly_lib.preflight import check_same_config
 from agentfly_lib.refs import DatasetRef, ModelRef
 from agentfly_lib.resources import ResourceEngine, counted_since
-from agentfly_lib.rollout import ChainSlots
 from agentfly_lib.resources.pool import Pool
+from agentfly_lib.rollout import ChainSlots
 from agentfly_lib.store.atomic import write_bytes
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.lock import RunLock
@@ -79,6 +79,10 @@ class Session:
     """Steps done, on the display."""
     ends_actors: bool = False
     """The run's actors are ended with the session."""
+    saving: int | None = None
+    """Version of the checkpoint that is being written."""
+    settles: bool = False
+    """What is being written is waited for at the session's end."""
     clustered: bool = False
     version: int = 0
     """Version of the policy that the learner holds."""
@@ -170,17 +174,17 @@ class Session:
             self.closing.push_async_callback(self._resources.aclose)
         return self._resources
 
-    @property
-    def pools(self) -> Sequence[Pool]:
-        """What is lent now; empty until something is."""
-        return self._resources.pools if self._resources is not None else ()
-
     def resources_since(self, before: Mapping[str, float]) -> dict[str, float]:
         """What `resources` counted since `before`, or since this was asked last if that was later: collections that
         overlap then count nothing twice."""
         since = {name: max(value, self._counted.get(name, 0.0)) for name, value in before.items()}
         self._counted = self.resources.metrics()
         return counted_since(since, self._counted)
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """What is lent now; empty until something is."""
+        return self._resources.pools if self._resources is not None else ()
 
     async def start_cluster(self) -> None:
         """Starts or joins Ray for the rest of the session; does nothing the second time."""

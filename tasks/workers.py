@@ -184,7 +184,8 @@ def _end_with(session: Session) -> None:
 
 
 async def _learner(session: Session, model: ModelRef) -> LearnerRef:
-    checkpoint = await asyncio.to_thread(newest_checkpoint, session.directory.checkpoints)
+    tidy = session.saving is None  # what is being written now looks like what a killed writer left
+    checkpoint = await asyncio.to_thread(newest_checkpoint, session.directory.checkpoints, tidy=tidy)
     return await ensure_learner(
         session.config, model, checkpoint, run_name=session.config.run.name, namespace=session.namespace
     )

@@ -98,6 +98,8 @@ class LoraConfig(Config):
     """The product of the two matrices counts alpha / rank times."""
     target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
     """Names of layers, such as `q_proj`; all linear ones but the output head if not said."""
+    quantize: Literal["nf4"] | None = None
+    """Keep the frozen linear layers as four bits a weight (QLoRA); needs `bitsandbytes`. Not with ZeRO 3."""
     vision: bool = False
     """Adapters in the vision tower too, of a model that sees."""
 
@@ -139,6 +141,8 @@ class LearnerConfig(Config):
     """Leave the vision tower of a model that sees as it is."""
     threads: PositiveInt = 1
     """CPU threads of a rank on a CPU."""
+    liger: Literal["auto"] | bool = "auto"
+    """Liger's fused kernels for norms, positions and MLPs: "auto" takes them on a GPU where `liger-kernel` is."""
     allow_reshape: bool = False
     """Whether a run may go on from a checkpoint that another number of ranks, or another ZeRO stage, has written."""
     max_nonfinite_steps: PositiveInt = 3
@@ -155,6 +159,8 @@ class LearnerConfig(Config):
             raise ValueError(f'offload.optimizer="nvme" needs zero_stage=3, not {stage}')
         if offload.parameters != "none" and stage != 3:
             raise ValueError(f"offload.parameters needs zero_stage=3, not {stage}")
+        if self.lora is not None and self.lora.quantize and stage == 3:
+            raise ValueError("lora.quantize: ZeRO 3 cannot deal out weights of four bits; set zero_stage to 2")
         if offload.nvme and offload.nvme_path is None:
             raise ValueError("offload to nvme needs offload.nvme_path, a folder on a fast local disk")
         return self

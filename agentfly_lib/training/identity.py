@@ -21,7 +21,8 @@ def training_identity(config: RunConfig, model: ModelRef) -> dict[str, Any]:
     learner = config.learner
     trained: dict[str, Any] = {"freeze_vision": True} if learner.freeze_vision else {}
     if learner.lora is not None:
-        trained["lora"] = learner.lora.model_dump(mode="json", exclude=None if learner.lora.vision else {"vision"})
+        late = {name for name in ("vision", "quantize") if not getattr(learner.lora, name)}  # unknown to older runs
+        trained["lora"] = learner.lora.model_dump(mode="json", exclude=late)
     return ({"learner": trained} if trained else {}) | {
         "algorithm": config.algorithm.model_dump(mode="json"),
         "optim": config.optim.model_dump(mode="json"),

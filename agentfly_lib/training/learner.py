@@ -39,16 +39,18 @@ from agentfly_lib.training.checkpoint import (
 from agentfly_lib.training.disk import free_bytes, require_space, writing
 from agentfly_lib.training.engine import TrainingEngine, join_process_group
 from agentfly_lib.training.identity import differences, training_identity
+from agentfly_lib.training.liger import use_liger
 from agentfly_lib.training.lora import adapter_files, add_adapters, without_adapters
 from agentfly_lib.training.metrics import finite_only, sample_metrics
 from agentfly_lib.training.packing import plan_step, to_batch
 from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
+from agentfly_lib.training.quantize import require_quantization
 from agentfly_lib.training.reshape import can_reshape, needs_universal, universal_checkpoint
 from agentfly_lib.training.samples import build_samples
 from agentfly_lib.training.saving import BackgroundSave, host_copy
 from agentfly_lib.training.sending import WeightSender
-from agentfly_lib.training.staleness import fresh_groups, lag_metrics
 from agentfly_lib.training.sequence import SequenceGroup
+from agentfly_lib.training.staleness import fresh_groups, lag_metrics
 from agentfly_lib.training.update import Reference, Seconds, StepResult, StepUpdate
 from agentfly_lib.training.vision import Eyes, freeze_tower
 from agentfly_lib.training.weights import (
@@ -96,21 +98,29 @@ class LearnerRank:
         """
         self.rank, self.world, self.config, self.model = rank, world, config, model
         self.device = _device(config.learner.device)
+        require_quantization(config.learner)
         state = self._check(checkpoint) if checkpoint is not None else None
         if self.device.type == "cpu":
             torch.set_num_threads(config.learner.threads)
         join_process_group(rank=rank, world=world, address=address, port=port, device=self.device)
 
         dtype = getattr(torch, config.learner.dtype)
-        policy_model = load_policy(model.path, dtype)
+        lora = config.learner.lora
+        policy_model = load_policy(model.path, dtype, quantized_on=self.device if lora and lora.quantize else None)
+        use_liger(policy_model, config.learner, self.device)
         self._vocab_size = int(policy_model.config.get_text_config().vocab_size)
         if config.learner.gradient_checkpointing:
             policy_model.gradient_checkpointing_enable({"use_reentrant": False})
         self._eyes = Eyes.of(model.path, policy_model)
+        if self._eyes is not None and config.learner.sequence_parallel > 1:
+            raise ConfigError(
+                f"learner.sequence_parallel={config.learner.sequence_parallel}: ranks cannot share rows of a model that "
+                "sees; set it to 1"
+            )
         if config.learner.freeze_vision:
             freeze_tower(policy_model)
-        if config.learner.lora is not None:
-            add_adapters(policy_model, config.learner.lora, seed=config.run.seed)
+        if lora is not None:
+            add_adapters(policy_model, lora, seed=config.run.seed)
         self._sequence = self._share_rows(policy_model)
         policy = PolicyModule(
             policy_model,

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from agentfly_lib.configs import LoraConfig
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.training.quantize import whole
 from agentfly_lib.training.vision import TOWER, vision_tower
 
 __all__ = [
@@ -90,6 +91,7 @@ def adapter_of(model: PreTrainedModel, name: str) -> tuple[torch.nn.Parameter, t
 
 def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float) -> torch.Tensor:
     """weight + factor * B A, computed in float32 and rounded once, of the weight's type."""
+    weight = whole(weight)
     return (weight.float() + factor * (b.float() @ a.float())).to(weight.dtype)
 
 

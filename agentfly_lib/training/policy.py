@@ -18,6 +18,7 @@ from agentfly_lib.chat.image_reader import sees
 from agentfly_lib.errors import ConfigError, ModelError
 from agentfly_lib.training.attention import Documents, register_attention
 from agentfly_lib.training.head import NO_SHARE, LogprobHead
+from agentfly_lib.training.quantize import as_loaded, quantization
 from agentfly_lib.training.sequence import SequenceGroup
 from agentfly_lib.training.vision import Eyes
 from agentfly_lib.types import Batch
@@ -203,8 +204,11 @@ def token_logprobs(
     return everything.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
 
 
-def load_policy(path: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Loads a model directory for packed training, without dropout. Raises `ModelError` if it cannot be used."""
+def load_policy(path: Path, dtype: torch.dtype, *, quantized_on: torch.device | None = None) -> PreTrainedModel:
+    """Loads a model directory for packed training, without dropout. Raises `ModelError` if it cannot be used.
+
+    quantized_on: the device on which its linear layers become four bits a weight.
+    """
     attention = register_attention()
     kind, implementation = (
         (AutoModelForImageTextToText, {"text_config": attention, "vision_config": "sdpa"})
@@ -215,6 +219,8 @@ def load_policy(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         model = kind.from_pretrained(
             path,
             dtype=dtype,
+            quantization_config=None if quantized_on is None else quantization(dtype),
+            device_map=None if quantized_on is None else {"": quantized_on},
             attn_implementation=implementation,
             local_files_only=True,
             trust_remote_code=False,  # left open, transformers would ask whether to run the directory's own code
@@ -224,4 +230,6 @@ def load_policy(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+    if quantized_on is not None:
+        as_loaded(model)
     return model

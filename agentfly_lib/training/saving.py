@@ -63,7 +63,8 @@ class BackgroundSave:
     """One thread that writes one checkpoint at a time; the ranks' threads meet in a process group of their own."""
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
+        self._ranks = dist.get_world_size()
+        self._group: Any = dist.new_group(backend="gloo") if self._ranks > 1 else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[CheckpointRef | None] | None = None
 
@@ -118,7 +119,7 @@ class BackgroundSave:
         """Collective: the first rank's failure, on every rank."""
         if self._group is None:
             return failure
-        failures: list[Exception | None] = [None] * dist.get_world_size(self._group)
+        failures: list[Exception | None] = [None] * self._ranks
         known = failure if failure is None or isinstance(failure, AgentFlyError) else LearnerError(_named(failure))
         dist.all_gather_object(failures, known, group=self._group)
         return next((each for each in failures if each is not None), None)

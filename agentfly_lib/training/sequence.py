@@ -31,7 +31,8 @@ class SequenceGroup:
 
         rank, world = dist.get_rank(), dist.get_world_size()
         groups = [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)]
-        self.size, self.rank, self._group = size, rank % size, groups[rank // size]
+        self.size, self.rank = size, rank % size
+        self._group: Any = groups[rank // size]
         shape = model.config.get_text_config()
         width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         try:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from agentfly_lib.training.disk import free_bytes, require_space, writing
 from agentfly_lib.training.lora import adapter_of, is_adapter, merged, model_name, peft_name
+from agentfly_lib.training.quantize import whole
 
 __all__ = [
     "CANARY_TOKENS",
@@ -78,7 +79,7 @@ def whole_weights(model: PreTrainedModel, *, zero_stage: int, merge: bool = True
             continue
         adapter = adapter_of(model, name)
         with _whole([parameter, *(adapter[:2] if adapter else ())], zero_stage):
-            yield model_name(name), merged(parameter, *adapter) if adapter and merge else parameter.detach()
+            yield model_name(name), merged(parameter, *adapter) if adapter and merge else whole(parameter)
     persistent = model.state_dict().keys()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
 

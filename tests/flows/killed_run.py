@@ -8,10 +8,10 @@ A place is `stage:step`. The blow comes from inside, so that a test need not gue
     score:1        itself, with some parts scored
     update:1       itself, while the ranks compute
     record:1       itself, after the ranks have a new version and before anything says so
-    checkpoint:2   itself, while files are written beside the final name
+    checkpoint:2   itself, while files are written beside the final name, in the background
     engine:1       the processes of all engines, in the middle of the collection; the run goes on
     one-engine:1   one engine's process, likewise; when that was done and noticed is written to stderr
-    rank:2         the learner's process, in the middle of the update; the run goes on
+    rank:2         a learner rank's process, likewise, in the middle of the update
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def kill_one_engine() -> None:
 
 
 def prepare(place: str) -> None:
+    from agentfly_lib.errors import LearnerError
     from agentfly_lib.store.manifest import RolloutStore
     from agentfly_lib.store.scores import ScoreStore
     from agentfly_lib.training.checkpoint import staging_directory
@@ -135,25 +136,35 @@ def prepare(place: str) -> None:
 
             Learner.update = update_and_die  # type: ignore[method-assign]
         case "checkpoint":
-            during(
-                Learner,
-                "save",
-                lambda _self, path: path.name == f"{step:06d}",
-                lambda _self, path: path.parent.exists() and any(staging_directory(path).rglob("*.pt")),
-                die,
-            )
+            begin = Learner.begin_save
+
+            async def begin_and_die(self: Any, path: Path) -> None:
+                await begin(self, path)
+                while path.name == f"{step:06d}":
+                    if path.exists() or any(staging_directory(path).rglob("*.pt")):
+                        die()
+
+            Learner.begin_save = begin_and_die  # type: ignore[method-assign]
         case "engine":
             after(RolloutStore, "append", half_collected, lambda: [each.kill() for each in actors("EngineServer")])
         case "one-engine":
             after(RolloutStore, "append", half_collected, kill_one_engine)
         case "rank":
-            during(
-                Learner,
-                "update",
-                updates,
-                lambda *_: bool(actors("LearnerActor.update")),
-                lambda: [each.kill() for each in actors("LearnerActor")],
-            )
+            original = Learner.update
+
+            async def update_and_notice(self: Any, directory: Path, current: int) -> Any:
+                try:
+                    return await original(self, directory, current)
+                except LearnerError:
+                    print(f"noticed-rank {time.time()}", file=sys.stderr, flush=True)
+                    raise
+
+            def strike() -> None:
+                print(f"killed-rank {time.time()}", file=sys.stderr, flush=True)
+                actors("LearnerActor")[-1].kill()
+
+            Learner.update = update_and_notice  # type: ignore[method-assign]
+            during(Learner, "update", updates, lambda *_: bool(actors("LearnerActor.update")), strike)
         case _:
             raise SystemExit(f"no stage {stage}")
 

@@ -51,8 +51,8 @@ def parts(run: RunDirectory) -> dict[Path, str]:
 
 
 def is_moment(line: str) -> bool:
-    """`killed SECONDS` or `noticed SECONDS`."""
-    return line.partition(" ")[0] in ("killed", "noticed")
+    """`killed SECONDS` or `noticed SECONDS`, or the same of a rank."""
+    return line.partition(" ")[0] in ("killed", "noticed", "killed-rank", "noticed-rank")
 
 
 def wait_until_gone(root: Path, seconds: float = 20.0) -> list[list[str]]:
@@ -129,11 +129,12 @@ def test_killed_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
 def test_one_of_two_engines_then_both_and_a_rank_die_and_the_run_goes_on(root: Path) -> None:
     arguments = ["recipes/ci.toml", "--set", f"run.root={root}", "--set", "run.name=wounded"]
     arguments += ["--set", "evaluation.greedy=false", "--set", "rollout.max_concurrency=16"]
-    arguments += ["--set", "inference.replicas=2"]
+    arguments += ["--set", "inference.replicas=2", "--set", "learner.ranks=2", "--set", "learner.zero_stage=2"]
     done = hurt("one-engine:0,engine:2,rank:2", arguments)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     when = {line.split()[0]: float(line.split()[1]) for line in reversed(done.stderr.splitlines()) if is_moment(line)}
     assert 0 <= when["noticed"] - when["killed"] < 10, "a dead engine is noticed within ten seconds"
+    assert 0 <= when["noticed-rank"] - when["killed-rank"] < 10, "a dead rank is noticed within ten seconds"
     run = RunDirectory(root / "wounded")
     assert [(row.balanced, row.requested, row.failed) for row in run_balance(run)] == [(True, 64, 0)] * 3
     with sqlite3.connect(f"file:{root / 'prefect' / 'prefect.db'}?mode=ro", uri=True) as database:

@@ -127,6 +127,74 @@ def test_going_on_from_a_checkpoint_of_adapters_is_bit_exact(
     assert all(torch.equal(value, through[name]) for name, value in again.items())
 
 
+def test_peft_itself_loads_what_is_exported_and_saved(
+    learner: Make, factories: ModuleType, tiny_model: Path, tmp_path: Path
+) -> None:
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    sections = {"learner": LORA | {"zero_stage": 3}, "keep": {"adapters_only": True}}
+    subject = learner(**sections)
+    for step in range(2):
+        subject.update_from(factories.step_groups(step), step)
+    canary = subject.export_adapter(tmp_path / "adapter", 2)
+    ref = subject.save_checkpoint(tmp_path / "000002")
+    ids = subject.canary_token_ids
+    for folder in (tmp_path / "adapter", ref.path / "adapter"):
+        model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), folder)
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0], -1)
+        expected = [float(logprobs[place, ids[place + 1]]) for place in range(len(ids) - 1)]
+        np.testing.assert_allclose(canary, expected, atol=1e-5)
+    assert not (ref.path / "hf" / "model.safetensors").exists(), "adapters alone were asked for"
+    digest = subject.update_from(factories.step_groups(2), 2).weights_digest
+    assert learner(checkpoint=ref, **sections).update_from(factories.step_groups(2), 2).weights_digest == digest
+    with pytest.raises(LearnerError, match=r"learner\.lora is not set"):
+        learner().export_adapter(tmp_path / "none", 0)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_adapters_over_weights_of_four_bits(learner: Make, factories: ModuleType, tmp_path: Path, stage: int) -> None:
+    """What is exported is what the bits stand for, plus the adapters: an engine computes the learner's log-probs."""
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM
+
+    sections = {"learner": {"lora": LORA["lora"] | {"quantize": "nf4"}, "zero_stage": stage}}
+    subject = learner(**sections)
+    model = subject.engine.policy.model
+    assert model.model.layers[0].mlp.up_proj.base_layer.weight.dtype == torch.uint8
+    frozen = {name: value.clone() for name, value in model.named_parameters() if not value.requires_grad}
+    for step in range(2):
+        report = subject.update_from(factories.step_groups(step), step)
+    assert report.metrics["train/grad_norm/mean"] > 0
+    assert all(torch.equal(value, frozen[name]) for name, value in model.named_parameters() if name in frozen)
+    canary = subject.export_weights(tmp_path / "weights.safetensors", 2)
+    ref = subject.save_checkpoint(tmp_path / "000002")
+    served = AutoModelForCausalLM.from_pretrained(ref.path / "hf")
+    ids = subject.canary_token_ids
+    with torch.no_grad():
+        logprobs = torch.log_softmax(served(torch.tensor([ids])).logits[0], -1)
+    np.testing.assert_allclose(canary, [float(logprobs[at, ids[at + 1]]) for at in range(len(ids) - 1)], atol=1e-4)
+    digest = subject.update_from(factories.step_groups(2), 2).weights_digest
+    assert learner(checkpoint=ref, **sections).update_from(factories.step_groups(2), 2).weights_digest == digest
+
+
+def test_what_cannot_be_had_is_refused_before_anything_is_loaded(
+    learner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    find = importlib.util.find_spec
+    hidden = ("bitsandbytes", "liger_kernel")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in hidden else find(name, *rest))
+    with pytest.raises(ConfigError, match="pip install bitsandbytes"):
+        learner(model=tmp_path, learner={"lora": {"quantize": "nf4"}})
+    with pytest.raises(ConfigError, match="pip install liger-kernel"):
+        learner(learner={"liger": True})
+    with pytest.raises(ValueError, match="ZeRO 3 cannot deal out weights of four bits"):
+        learner(learner={"lora": {"quantize": "nf4"}, "zero_stage": 3})
+
+
 def test_a_run_of_adapters_goes_on_in_another_zero_stage(learner: Make, factories: ModuleType, tmp_path: Path) -> None:
     optim = {"lr": 1e-2, "eps": 1e-3}
     subject = learner(learner=LORA | {"zero_stage": 1}, optim=optim)
