@@ -553,7 +553,7 @@ def resources_reap(
 def _deploy(config: RunConfig, recipe: Path, overrides: list[str], *, name: str | None, wait: bool) -> None:
     """Has a worker train; the config was checked here, and is made again there."""
     from agentfly_lib.configs.load import assign_key, parse_overrides
-    from agentfly_lib.serve.serve import served_api
+    from agentfly_lib.serve.command import served_api
 
     changes: dict[str, Any] = {}
     for key, value in parse_overrides(overrides):

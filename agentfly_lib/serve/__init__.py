@@ -10,7 +10,7 @@ serve      the command
 pages      the two pages over runs that are there, without worker and schedules
 """
 
+from agentfly_lib.serve.command import ServeOptions, serve
 from agentfly_lib.serve.pages import serve_pages
-from agentfly_lib.serve.serve import ServeOptions, serve
 
 __all__ = ["ServeOptions", "serve", "serve_pages"]

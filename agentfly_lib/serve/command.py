@@ -78,7 +78,7 @@ def serve(options: ServeOptions, *, until: Callable[[], bool] = lambda: False) -
             if registry is not None:
                 say(_start_worker(keeper, registry, api, tracking, options.root))
             write_json(folder / "serve.json", {"prefect": api.url, "mlflow": tracking, "pid": os.getpid()})
-            say(f" Prefect  {api.url.removesuffix('/api')}\n  MLflow  {tracking}")
+            say(f" Prefect  {without_password(api.url).removesuffix('/api')}\n  MLflow  {without_password(tracking)}")
             say(f"healthy after {time.monotonic() - began:.1f} s; Ctrl-C ends everything")
             keeper.watch(until)
         except KeyboardInterrupt:
