@@ -39,6 +39,7 @@ __all__ = [
     "NO_ACCESS",
     "ImageAccess",
     "Picture",
+    "data_url",
     "digest_of",
     "load_picture",
 ]
@@ -88,6 +89,12 @@ NO_ACCESS = ImageAccess()
 def digest_of(data: bytes) -> str:
     """The name of a picture's file: SHA-256, hexadecimal."""
     return hashlib.sha256(data).hexdigest()
+
+
+def data_url(data: bytes) -> str:
+    """The file of a picture that was loaded, as a URL that holds it."""
+    kind = "png" if data.startswith(b"\x89PNG") else "jpeg" if data.startswith(b"\xff\xd8") else "webp"
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def load_picture(source: Any, *, access: ImageAccess = NO_ACCESS) -> Picture:

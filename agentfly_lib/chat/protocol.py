@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from agentfly_lib.chat.blocks import REASONING_START
 from agentfly_lib.chat.history import orphans_to_users, take_apart
+from agentfly_lib.chat.image_protocol import with_images
 from agentfly_lib.chat.parsers import get_parser
 from agentfly_lib.errors import ModelError
 from agentfly_lib.types import Message
@@ -39,8 +40,13 @@ class ServedFormat(Protocol):
     def decode(self, ids: Sequence[int], *, end_of_turn: bool = False) -> str: ...
 
 
-def protocol_messages(messages: Sequence[Message], tools: Tools, format: ServedFormat) -> list[Message]:
-    """The conversation as the protocol wants it. Without tools, calls are an agent's own affair and stay text."""
+def protocol_messages(
+    messages: Sequence[Message], tools: Tools, format: ServedFormat, pictures: Sequence[bytes] = ()
+) -> list[Message]:
+    """The conversation as the protocol wants it. Without tools, calls are an agent's own affair and stay text.
+
+    pictures: those that the messages show. Raises `ValueError` if one is missing.
+    """
     apart = take_apart(messages, get_parser(format.parser, tools), arguments_as_text=True) if tools else messages
     converted: list[Message] = []
     turn = 0
@@ -53,7 +59,7 @@ def protocol_messages(messages: Sequence[Message], tools: Tools, format: ServedF
         elif message.get("role") == "tool":
             kept["tool_call_id"] = f"{turn}-{message.get('tool_call_id')}"  # ours are unique within a turn only
         converted.append(kept)
-    return converted
+    return with_images(converted, pictures)
 
 
 def reply_text(reply: Mapping[str, Any], messages: Sequence[Message], tools: Tools, format: ServedFormat) -> str:

@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentfly_lib.chat.images import ImageAccess, load_picture
+from agentfly_lib.chat.images import ImageAccess, data_url, load_picture
 from agentfly_lib.chat.pictures import MAX_FRAMES
 from agentfly_lib.configs.data import ImageSourcesConfig
 from agentfly_lib.data.picture_text import IMAGE_COLUMNS
 from agentfly_lib.data.sources import Row, read_rows
 from agentfly_lib.errors import ImageError
 from agentfly_lib.tools.fetch_image import image_fetcher
-from agentfly_lib.tools.images import data_url
 
 __all__ = ["held_images", "held_parts", "image_access", "image_files_sha256"]
 

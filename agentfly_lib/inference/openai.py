@@ -100,6 +100,8 @@ class OpenAIEngine:
             raise ValueError(
                 f"request {request.request_id!r} asks for max_tokens={request.max_tokens}; at least 1 is due"
             )
+        if request.images and self.config.api != "chat":
+            raise ValueError(f"request {request.request_id!r} shows pictures, which only api='chat' can send")
         started = time.perf_counter()
         answer, ids_sent = await self._ask(request, post)
         try:
@@ -207,7 +209,7 @@ class OpenAIEngine:
     def _chat_body(self, request: GenerationRequest) -> dict[str, Any]:
         if not request.messages:
             raise ValueError(f"request {request.request_id!r} names no messages, which api='chat' needs")
-        messages = protocol_messages(request.messages, request.tools, self._format)
+        messages = protocol_messages(request.messages, request.tools, self._format, request.images)
         body = self._protocol_body(request) | {"messages": messages}
         return body | ({"tools": [dict(tool) for tool in request.tools]} if request.tools else {})
 

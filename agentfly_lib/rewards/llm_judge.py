@@ -1,4 +1,4 @@
-"""A language model scores the response by a rubric, behind any OpenAI-compatible server."""
+"""A language model scores the response by a rubric, behind any OpenAI-compatible server; also pictures, if it sees."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from agentfly_lib.chat.images import load_picture
 from agentfly_lib.rewards.factory import reward_factory
 from agentfly_lib.rewards.judge import Unusable, make_judge, question_of, quoted, text_of
 from agentfly_lib.rewards.reward import Reward
@@ -14,6 +15,8 @@ from agentfly_lib.types import Problem, Trajectory
 
 __all__ = ["RUBRIC", "llm_judge"]
 
+MAX_PICTURES = 16
+"""That a judge is shown; of more, the last."""
 RUBRIC = (
     "Judge whether the response answers the question correctly, completely and to the point. If a reference answer is "
     "given, a response that contradicts it is wrong, however well it is argued."
@@ -28,6 +31,7 @@ def llm_judge(
     rubric: str = RUBRIC,
     scale: Annotated[int, Field(ge=1)] = 10,
     show: Literal["final", "transcript"] = "final",
+    pictures: Literal["none", "problem", "all"] = "none",
     reference: str | None = "answer",
     cache: Path | Literal[False] | None = None,
     structured: bool = True,
@@ -43,6 +47,8 @@ def llm_judge(
     """The judge's score, 0 to `scale`, as a number from 0 to 1.
 
     show: the final response alone, or the whole conversation with its tool calls and results.
+    pictures: what a judge that sees is shown below the texts: none, the problem's own, or also those that the policy
+        saw on its way (screens, results of tools).
     reference: column with the right answer, shown if the problem has it; None shows none.
     cache: folder of kept verdicts; the user's cache directory if unset, none if False.
     structured: constrain the answer to the schema; False for servers that cannot.
@@ -88,7 +94,8 @@ def llm_judge(
         text = trajectory.final_response if show == "final" else _transcript(trajectory)
         pieces.append(f"Response to judge:\n{quoted('response', text)}")
         material = "\n\n".join(pieces)
-        return await judge.ask(instructions, material, schema=schema, read=read, seconds=timeout_seconds)
+        seen = () if pictures == "none" else _pictures(problem, trajectory if pictures == "all" else None)
+        return await judge.ask(instructions, material, schema=schema, read=read, seconds=timeout_seconds, pictures=seen)
 
     return Reward(
         name=name,
@@ -97,6 +104,21 @@ def llm_judge(
         retries=0,  # the judge has its own
         max_concurrency=max_concurrency,
     )
+
+
+def _pictures(problem: Problem, trajectory: Trajectory | None) -> list[bytes]:
+    sources: list[Any] = []
+    for name in ("image", "images"):
+        value = problem.columns.get(name)
+        sources += value if isinstance(value, list | tuple) else [] if value is None else [value]
+    for message in problem.messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else ()
+        sources += [part["image"] for part in parts if part.get("type") == "image" and "image" in part]
+    found = {picture.digest: picture.data for picture in map(load_picture, sources)}
+    if trajectory is not None:
+        found |= trajectory.pictures
+    return list(found.values())[-MAX_PICTURES:]
 
 
 def _transcript(trajectory: Trajectory) -> str:

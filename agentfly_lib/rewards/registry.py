@@ -15,17 +15,20 @@ from agentfly_lib.tools.named import find_named
 __all__ = ["SHIPPED_REWARDS", "build_reward", "get_reward"]
 
 SHIPPED_REWARDS = {
+    "anls": "agentfly_lib.rewards.anls:anls",
     "code_tests": "agentfly_lib.rewards.code_tests:code_tests",
     "environment": "agentfly_lib.rewards.environment:environment",
     "environment_return": "agentfly_lib.rewards.environment:environment_return",
     "exact_match": "agentfly_lib.rewards.exact_match:exact_match",
     "format": "agentfly_lib.rewards.format:format_followed",
+    "gui_action": "agentfly_lib.rewards.gui_action:gui_action",
     "group_judge": "agentfly_lib.rewards.group_judge:group_judge",
     "llm_judge": "agentfly_lib.rewards.llm_judge:llm_judge",
     "math_equal": "agentfly_lib.rewards.math_equal:math_equal",
     "overlong": "agentfly_lib.rewards.overlong:overlong",
     "token_f1": "agentfly_lib.rewards.token_f1:token_f1",
     "tool_use": "agentfly_lib.rewards.tool_use:tool_use",
+    "vqa_accuracy": "agentfly_lib.rewards.vqa_accuracy:vqa_accuracy",
 }
 """From a name to where it is defined; imported when asked for."""
 
