@@ -61,6 +61,8 @@ class EngineKeeper:
         self._known: set[str] = set()
         self._served: _Served | None = None
         self._clients: WeakSet[RayGenerate] = WeakSet()
+        self._incomplete = False
+        """An engine was lost since anybody looked."""
         self._replacing = False
         self._engines: EngineRef | None = None
         self._resting = False
@@ -190,6 +192,7 @@ class EngineKeeper:
 
     def _lost(self, loss: EngineLoss) -> None:
         self._session.times.count("engine/lost/count", 1)
+        self._incomplete = True
         if self._session.config.inference.replicas > 1 and not self._replacing:
             self._replacing = True
             self._session.in_background(self._replace())
@@ -197,12 +200,14 @@ class EngineKeeper:
     async def _replace(self) -> None:
         """Replaces what is dead, beside what lives, and lets it take part once it is proven."""
         try:
-            async with self._lock:
-                if self._resting:  # its memory is the learner's now; the next stage asks for it
-                    return
-                engines = await self._ask(self._session.resolved_model)
-                if await self._bring_up(engines):
-                    self._rejoin(engines)
+            while self._incomplete:
+                async with self._lock:
+                    self._incomplete = False
+                    if self._resting:  # its memory is the learner's now; the next stage asks for it
+                        return
+                    engines = await self._ask(self._session.resolved_model)
+                    if await self._bring_up(engines):
+                        self._rejoin(engines)
         finally:
             self._replacing = False
 

@@ -68,9 +68,9 @@ class PrefixBalancer:
         """Requests in flight at an engine; 0 if it is not here."""
         return self._load.get(name, 0)
 
-    def join(self, name: str) -> None:
-        """An engine takes requests from now on, with nothing in flight; one that does so already is left alone."""
-        self._load.setdefault(name, 0)
+    def join(self, name: str, *, load: int = 0) -> None:
+        """An engine takes requests from now on, with `load` in flight; one that does so already is left alone."""
+        self._load.setdefault(name, load)
 
     def leave(self, name: str) -> None:
         """An engine takes no more requests; what it had seen and what was in flight there is forgotten."""

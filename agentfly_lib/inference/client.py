@@ -105,7 +105,7 @@ class RayGenerate:
             for waiting in self._waiting.values():
                 waiting.failed.discard(name)
         if not self._links[name].silent:
-            self._balancer.join(name)
+            self._let_in(name)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Generate.generate`."""
@@ -183,7 +183,7 @@ class RayGenerate:
     def on_back(self, name: str) -> None:
         """See `Listener`."""
         logger.warning("engine %r, which was silent, answers again", name)
-        self._balancer.join(name)
+        self._let_in(name)
 
     def on_refused(self, name: str, keys: list[int], error: InfrastructureError) -> None:
         """See `Listener`."""
@@ -199,7 +199,7 @@ class RayGenerate:
         self._balancer.leave(name)
         if not self._balancer.names:  # those that were silent are all that is left
             for each in self._links:
-                self._balancer.join(each)
+                self._let_in(each)
         self._note_loss(name, error)
         for key in list(link.owed):
             if waiting := self._waiting.get(key):
@@ -226,6 +226,9 @@ class RayGenerate:
         self._balancer.leave(name)
         self._tell_loss(EngineLoss(name=name, reason=reason, noticed=time.time()))
         return True
+
+    def _let_in(self, name: str) -> None:
+        self._balancer.join(name, load=len(self._links[name].owed))
 
     def _note_loss(self, name: str, error: EngineError) -> None:
         self._last_error = error

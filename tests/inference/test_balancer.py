@@ -56,9 +56,12 @@ class Balancing(RuleBasedStateMachine):
         self.balancer.leave(f"e{number}")
         self.flying = [name for name in self.flying if name != f"e{number}"]
 
-    @rule(number=st.integers(0, 5))
-    def join(self, number):
-        self.balancer.join(f"e{number}")
+    @rule(number=st.integers(0, 5), owed=st.integers(0, 3))
+    def join(self, number, owed):
+        name = f"e{number}"
+        if name not in self.balancer.names:
+            self.flying += [name] * owed
+        self.balancer.join(name, load=owed)
 
     @invariant()
     def counts_what_flies(self):

@@ -205,6 +205,21 @@ async def test_a_lost_engine_is_replaced_with_what_the_others_serve_and_joins_on
     assert client is not None
 
 
+async def test_an_engine_lost_while_another_is_replaced_is_replaced_too(kept):
+    machines = Machines()
+    keeper, _, work = kept(machines)
+    await steps(keeper, range(2))
+    machines.dead = {"engine-1"}
+    keeper._lost(SimpleNamespace(name="engine-1"))
+    while "start engine-1" not in machines.log:
+        await asyncio.sleep(0)
+    machines.dead = {"engine-0"}
+    keeper._lost(SimpleNamespace(name="engine-0"))
+    await asyncio.gather(*work)
+    assert len(work) == 1
+    assert "start engine-0" in machines.log
+
+
 async def test_nothing_joins_that_is_not_proven(kept):
     machines = Machines()
     keeper, _, work = kept(machines)
