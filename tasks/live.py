@@ -41,6 +41,7 @@ __all__ = ["gpu_memory", "published"]
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+_ANSWER_SECONDS = 2.0
 _PROCESSES_SECONDS = 5.0
 _KEPT_WARNINGS = 5
 _KEPT_ROWS = 5
@@ -66,6 +67,9 @@ class _Observer:
     began: float = field(default_factory=time.time)
     warnings: _Warnings = field(default_factory=_Warnings)
     _tokens: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _asked: asyncio.Task[tuple[EngineView, ...]] | None = None
+    _answers: tuple[EngineView, ...] = ()
+    _answered: float = 0.0
     _ranks: tuple[RankView, ...] = ()
     _ranks_seen: float = float("-inf")
 
@@ -73,6 +77,9 @@ class _Observer:
         """One look; `status` if the flow has ended."""
         session = self.session
         processes = session.clustered and status is None
+        done = next((stage.completed for stage in session.display.stages if stage.name == "steps"), None)
+        if done is None and session.trains:
+            done = session.first_open_step()
         return RunState(
             written=time.time(),
             began=self.began,
@@ -80,19 +87,31 @@ class _Observer:
             host=socket.gethostname(),
             run=session.config.run.name,
             status=status or "RUNNING",
-            steps_done=session.first_open_step() if session.trains else None,
+            steps_done=None if done is None else int(done),
             steps=session.config.run.steps if session.trains else None,
             generating=session.times.activity.generations,
             using_tools=session.times.activity.tool_calls,
             stages=session.display.stages,
-            engines=await asyncio.to_thread(self._engines) if processes else (),
+            engines=await self._engines() if processes else (),
             pools=tuple(_pool_view(pool) for pool in session.pools),
             ranks=await asyncio.to_thread(self._learner) if processes else (),
             rows=tuple((label, _shown(metrics)) for label, metrics in session.display.rows[-_KEPT_ROWS:]),
             warnings=tuple(self.warnings.kept),
         )
 
-    def _engines(self) -> tuple[EngineView, ...]:
+    async def _engines(self) -> tuple[EngineView, ...]:
+        """What the engines say, or said last if they take their time: one question is under way at most."""
+        if self._asked is None:
+            self._asked = asyncio.ensure_future(asyncio.to_thread(self._ask_engines))
+        await asyncio.wait({self._asked}, timeout=_ANSWER_SECONDS)
+        if self._asked.done():
+            self._answers, self._answered = self._asked.result(), time.monotonic()
+            self._asked = None
+            return self._answers
+        silent = f"no answer for {time.monotonic() - self._answered:.0f} s"
+        return tuple(view.model_copy(update={"error": silent}) for view in self._answers)
+
+    def _ask_engines(self) -> tuple[EngineView, ...]:
         views = []
         for name in (f"engine-{number}" for number in range(self.session.config.inference.replicas)):
             try:

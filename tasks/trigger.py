@@ -12,6 +12,7 @@ import httpx
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.objects import WorkerStatus
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.urls import url_for
 
@@ -99,7 +100,10 @@ async def _check_worker(client: PrefectClient, deployment: DeploymentResponse) -
     pool = deployment.work_pool_name
     if pool is None:
         return
-    workers = await client.read_workers_for_work_pool(pool)
+    try:
+        workers = await client.read_workers_for_work_pool(pool)
+    except ObjectNotFound:
+        workers = []
     if not any(worker.status == WorkerStatus.ONLINE for worker in workers):
         raise ConfigError(
             f"no worker is online for the work pool {pool!r} of train/{deployment.name}; start one: agentfly serve, or "

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -127,9 +126,9 @@ def state_file(run: Path) -> Path:
 
 
 def write_state(run: Path, state: RunState) -> None:
-    """Replaces the state; a reader sees the old one or the new one."""
+    """Replaces the state; a reader sees the old one or the new one. One flow at a time writes into a run directory."""
     target = state_file(run)
-    new = target.with_name(f".{target.name}.{os.getpid()}")
+    new = target.with_name(f".{target.name}")
     new.write_text(state.model_dump_json(), encoding="utf-8")
     new.replace(target)
 
