@@ -21,9 +21,10 @@ from agentfly_lib.errors import ModelError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ImageReader", "PixelInputs", "sees", "vision_token_ids"]
+__all__ = ["ImageReader", "PixelInputs", "reads", "sees", "vision_token_ids"]
 
 _VISION_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _REMEMBERED_BYTES = 256 * 2**20
 
 
@@ -35,14 +36,22 @@ def sees(model: Path) -> bool:
         return False
 
 
+def reads(model: Path) -> bool:
+    """Whether it sees, and its pictures can be read here: its processor makes a grid of patches.
+
+    Any other model that sees is served and trained as one that does not.
+    """
+    return sees(model) and isinstance(_processor(model).get("merge_size"), int)
+
+
 def vision_token_ids(model: Path) -> tuple[int, ...]:
     """Ids that stand for pictures, of the model in a directory; a policy must never sample them. Empty without any.
 
     A sampled placeholder would claim a picture that is not there: positions and features would no longer fit.
     """
-    config = _config(model)
-    if not config.get("vision_config"):
+    if not sees(model):
         return ()
+    config = _config(model)
     ids = (config.get(name) for name in _VISION_TOKENS)
     return tuple(sorted({token for token in ids if isinstance(token, int) and token >= 0}))
 
@@ -136,15 +145,30 @@ class ImageReader:
 
 
 def _has_processor(model: Path) -> bool:
-    return any((model / name).is_file() for name in ("preprocessor_config.json", "processor_config.json"))
+    return any((model / name).is_file() for name in _PROCESSORS)
+
+
+def _processor(model: Path) -> dict[str, Any]:
+    """Settings of the image processor, in a file of its own or in that of the whole processor."""
+    for name in _PROCESSORS:
+        if (model / name).is_file():
+            settings = _object(model / name)
+            inside = settings.get("image_processor")
+            if name == _PROCESSORS[0] or isinstance(inside, dict):
+                return inside if isinstance(inside, dict) else settings
+    return {}
 
 
 def _config(model: Path) -> dict[str, Any]:
+    return _object(model / "config.json")
+
+
+def _object(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{model / 'config.json'} cannot be read: {_first_line(error)}") from error
-    return config if isinstance(config, dict) else {}
+        raise ModelError(f"{file} cannot be read: {_first_line(error)}") from error
+    return value if isinstance(value, dict) else {}
 
 
 def _first_line(error: Exception) -> str:

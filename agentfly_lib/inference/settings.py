@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agentfly_lib.chat.image_reader import sees
+from agentfly_lib.chat.image_reader import reads, sees
 from agentfly_lib.configs.inference import InferenceConfig
 from agentfly_lib.errors import ConfigError
 
@@ -23,6 +23,9 @@ _LORA_RANKS = (8, 16, 32, 64, 128, 256)
 """What vLLM has room for."""
 
 
+_BANS = "agentfly_lib.inference.banned:BannedTokens"
+_BLIND: dict[str, Any] = {"language_model_only": True, "skip_tokenizer_init": False, "logits_processors": [_BANS]}
+"""What a model needs besides that sees in a way that is not known here."""
 _SEEING: dict[str, Any] = {
     # Pictures come with their ids expanded and their pixels made, so nothing is left for vLLM's own processor to do.
     "limit_mm_per_prompt": {"image": 999, "video": 0},
@@ -30,9 +33,9 @@ _SEEING: dict[str, Any] = {
     "mm_device_do_normalize": False,
     "skip_mm_profiling": True,
     "skip_tokenizer_init": False,  # which its processor insists on
-    "logits_processors": ["agentfly_lib.inference.banned:BannedTokens"],
+    "logits_processors": [_BANS],
 }
-"""What a model that sees needs besides."""
+"""What a model needs besides whose pictures are read here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +132,7 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "seed": 0,
     }
     if sees(settings.model_path):
-        arguments |= _SEEING
+        arguments |= _SEEING if reads(settings.model_path) else _BLIND
     if settings.transfer != "file":
         arguments["weight_transfer_config"] = {"backend": settings.transfer}
     if settings.lora_rank:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentfly_lib.chat.image_reader import ImageReader, sees, vision_token_ids
+from agentfly_lib.chat.image_reader import ImageReader, reads, vision_token_ids
 from agentfly_lib.configs.inference import TransformersConfig
 from agentfly_lib.errors import EngineError, InfrastructureError
 from agentfly_lib.inference.decode_batch import DecodeBatch, Row
@@ -68,8 +68,8 @@ class TransformersEngine:
         self._error: EngineError | None = None
         self._vocabulary: int | None = None
         folder = Path(model)
-        self._reader = ImageReader.of(folder) if sees(folder) else None
-        self._banned = vision_token_ids(folder) if self._reader is not None else ()
+        self._reader = ImageReader.of(folder) if reads(folder) else None
+        self._banned = vision_token_ids(folder)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Generate.generate`. Raises `EngineError` too: the model cannot be loaded, or the engine died."""

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentfly_lib.chat.image_reader import ImageReader, sees
+from agentfly_lib.chat.image_reader import ImageReader, reads
 from agentfly_lib.errors import EngineError, InfrastructureError
 from agentfly_lib.inference.canary import Canary, CanaryReading, CanaryReport, judge_canary
 from agentfly_lib.inference.engine_thread import EngineThread
@@ -354,7 +354,7 @@ class VllmEngine:
 
             # oneDNN would keep packed copies of the weights, which no update reaches; without it, decoding is as fast.
             _custom_ops._supports_onednn = False
-        if sees(self.settings.model_path):
+        if reads(self.settings.model_path):
             self._reader = ImageReader.of(self.settings.model_path)
             images_alone(self._reader)
         engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(self.settings)))

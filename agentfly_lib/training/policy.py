@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from agentfly_lib.chat.image_reader import sees
-from agentfly_lib.errors import ConfigError, ModelError
+from agentfly_lib.chat.image_reader import reads
+from agentfly_lib.errors import ConfigError, LearnerError, ModelError
 from agentfly_lib.training.attention import Documents, register_attention
 from agentfly_lib.training.head import NO_SHARE, LogprobHead
 from agentfly_lib.training.quantize import as_loaded, quantization
@@ -46,6 +46,10 @@ class PolicyInputs:
         self.num_loss_tokens = batch.num_loss_tokens
         self.whole_vocabulary = whole_vocabulary
         position_ids, self.pixels = torch.from_numpy(batch.position_ids).unsqueeze(0), {}
+        if eyes is None and batch.images:
+            raise LearnerError(
+                "the rollouts show pictures, and the model that is trained does not see, or not in a way that is known"
+            )
         if eyes is not None:
             seen = eyes.see(batch)
             batch, position_ids = seen.batch, torch.from_numpy(seen.position_ids).unsqueeze(1)
@@ -212,7 +216,7 @@ def load_policy(path: Path, dtype: torch.dtype, *, quantized_on: torch.device | 
     attention = register_attention()
     kind, implementation = (
         (AutoModelForImageTextToText, {"text_config": attention, "vision_config": "sdpa"})
-        if sees(path)
+        if reads(path)
         else (AutoModelForCausalLM, attention)
     )
     try:

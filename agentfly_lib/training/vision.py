@@ -22,9 +22,9 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from agentfly_lib.chat.image_reader import ImageReader, PixelInputs, sees
+from agentfly_lib.chat.image_reader import ImageReader, PixelInputs, reads
 from agentfly_lib.chat.images import digest_of
-from agentfly_lib.errors import ConfigError, LearnerError
+from agentfly_lib.errors import ConfigError, LearnerError, ModelError
 from agentfly_lib.types import Batch, ImageSpan
 
 __all__ = ["TOWER", "Eyes", "SeenRow", "freeze_tower", "vision_tower"]
@@ -58,11 +58,16 @@ class Eyes:
 
     @classmethod
     def of(cls, path: Path, model: PreTrainedModel) -> Eyes | None:
-        """Those of a model that sees; None for any other. Raises `ModelError` for a kind of model that is not known."""
-        if not sees(path):
+        """Those of a model whose pictures can be read; None for any other. Raises `ModelError`."""
+        if not reads(path):
             return None
-        reader = ImageReader.of(path)
-        return cls(reader=reader, rope_index=model.base_model.get_rope_index, blank=_blank(reader))  # type: ignore[union-attr]
+        reader, rope_index = ImageReader.of(path), getattr(model.base_model, "get_rope_index", None)
+        if rope_index is None or vision_tower(model) is None:
+            raise ModelError(
+                f"{path}: a {type(model).__name__} cannot be trained on pictures yet; models of the Qwen2-VL, "
+                "Qwen2.5-VL and Qwen3-VL families can"
+            )
+        return cls(reader=reader, rope_index=rope_index, blank=_blank(reader))
 
     @property
     def canary_picture(self) -> bytes:
