@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentfly_lib.completion import complete_keys, complete_recipes, complete_runs
 from agentfly_lib.environment import prepare_environment
 from agentfly_lib.errors import AgentFlyError, UserError
 
@@ -35,14 +36,19 @@ app.add_typer(model_app, name="model")
 app.add_typer(template_app, name="template")
 app.add_typer(resources_app, name="resources")
 
-Recipe = Annotated[Path, typer.Argument(help="A recipe: a TOML file such as recipes/demo.toml.")]
+Recipe = Annotated[
+    Path, typer.Argument(help="A recipe: a TOML file such as recipes/demo.toml.", autocompletion=complete_recipes)
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a key of the recipe, e.g. --set optim.lr=1e-4. Repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key of the recipe, e.g. --set optim.lr=1e-4. Repeatable.",
+        autocompletion=complete_keys,
     ),
 ]
-Run = Annotated[Path, typer.Argument(help="A run directory, e.g. runs/demo.")]
+Run = Annotated[Path, typer.Argument(help="A run directory, e.g. runs/demo.", autocompletion=complete_runs)]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No bars and no table, only the final report.")]
 
 

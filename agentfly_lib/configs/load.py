@@ -21,6 +21,7 @@ from agentfly_lib.errors import ConfigError
 __all__ = [
     "FlowConfig",
     "assign_key",
+    "config_keys",
     "config_toml",
     "differing_keys",
     "expand_recipe",
@@ -157,7 +158,7 @@ def _explain(fault: ErrorDetails, section: Sequence[str] = ()) -> str:
     if fault["type"] == "extra_forbidden":
         valid = _valid_keys(location[:-1])
         near = difflib.get_close_matches(location[-1], valid, n=1, cutoff=0.5)
-        elsewhere = [path for path in _all_keys() if path.rsplit(".", 1)[-1] == location[-1]]
+        elsewhere = [path for path in config_keys() if path.rsplit(".", 1)[-1] == location[-1]]
         if key in elsewhere:
             hint = "it belongs to another variant; remove it, or choose that variant by its `type`"
         elif elsewhere:
@@ -204,7 +205,9 @@ def _valid_keys(path: Sequence[str]) -> list[str]:
     return sorted({key for model in _models_at(path) for key in model.model_fields})
 
 
-def _all_keys() -> list[str]:
+def config_keys() -> list[str]:
+    """Every key that a recipe may have, dotted and sorted, of all variants."""
+
     def walk(model: type[BaseModel], prefix: str) -> Iterable[str]:
         for key, info in model.model_fields.items():
             children = _config_classes(info.annotation)
