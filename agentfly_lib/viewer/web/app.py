@@ -18,7 +18,6 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from agentfly_lib.errors import AgentFlyError, UserError
-from agentfly_lib.viewer.web.alone import selection_html
 from agentfly_lib.viewer.web.export import exported, write_jsonl, write_parquet
 from agentfly_lib.viewer.web.pages import Viewer, read_filters
 from agentfly_lib.visible import visible
@@ -97,6 +96,8 @@ def _export(viewer: Viewer, request: Request, prefix: str) -> Response:
     name = f"{shelf.name}-{rows[0].group_id}" if query.get("group") else f"{shelf.name}-trajectories"
     save = {"Content-Disposition": f'attachment; filename="{_file_name(name)}.{kind}"'}
     if kind == "html":
+        from agentfly_lib.viewer.web.alone import selection_html  # loads what evaluations need
+
         return HTMLResponse(selection_html(shelf, rows, colour=query.get("colour") or "mask"), headers=_HEADERS | save)
     handle, path = tempfile.mkstemp(prefix="agentfly-export-", suffix=f".{kind}")
     os.close(handle)

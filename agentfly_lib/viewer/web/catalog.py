@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ import pyarrow.compute
 from agentfly_lib.errors import AgentFlyError, ShardError, UserError
 from agentfly_lib.store.layout import RunDirectory, StepDirectory
 from agentfly_lib.store.manifest import read_rollout_manifest
-from agentfly_lib.store.scores import read_score_manifest, read_scores
+from agentfly_lib.store.scores import SCORES, read_score_manifest, read_scores
 from agentfly_lib.store.shards import ROLLOUTS, PartInfo, read_part
 from agentfly_lib.store.turns import load_problem
 from agentfly_lib.types import TrajectoryGroup
@@ -42,6 +43,7 @@ SPLITS = ("train", "sampled", "greedy")
 SORTS = {"step": "step", "reward": "reward", "tokens": "tokens"}
 Order = Literal["ascending", "descending"]
 _QUESTION_LENGTH = 160
+_READERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,10 @@ class Catalog:
     """By the part's checksum and that of its scores."""
     _tools: dict[tuple[str, str], pa.Array] = field(default_factory=dict)
     """Rows of a part in which a tool answered, by the part's path and the tool's name."""
+    _listings: dict[Path, tuple[tuple[Any, ...], list[tuple[PartInfo, str | None]]]] = field(default_factory=dict)
+    """Parts of a step with the checksums of their scores, as long as its manifests are the same files."""
+    _derived: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """What was counted over the whole table."""
     _key: tuple[Any, ...] = ()
     _table: pa.Table | None = None
 
@@ -129,20 +135,21 @@ class Catalog:
                 found += self._listed(split, step)
         key = tuple((split, step, part.sha256, scores) for split, step, part, scores in found)
         if self._table is None or key != self._key:
-            tables = [table for entry in found if (table := self._part(*entry)) is not None]
-            self._table = pa.concat_tables(tables) if tables else _empty()
+            with ThreadPoolExecutor(_READERS) as readers:
+                tables = [table for table in readers.map(lambda entry: self._part(*entry), found) if table is not None]
+            self._table = pa.concat_tables(tables).unify_dictionaries() if tables else _empty()
+            self._derived.clear()
             self._key = key
         return self._table
 
     def find(self, filters: Filters, *, offset: int = 0, limit: int = 50) -> Page:
         """A page of what the filters leave. Raises `UserError` for an order or a split that there is not."""
-        table = self.select(filters)
-        rows = self._rows(table.slice(offset, limit))
-        total = pc.sum(pc.equal(self.table()["split"], filters.split)).as_py() or 0
-        return Page(rows=rows, found=table.num_rows, total=total, offset=offset)
+        left = self._filtered(filters)
+        order = [(SORTS[filters.sort], filters.order), ("id", "ascending")]  # nulls come last
+        rows = self._rows(left.take(pc.sort_indices(left, order).slice(offset, limit)))
+        return Page(rows=rows, found=left.num_rows, total=self._total(filters.split), offset=offset)
 
-    def select(self, filters: Filters) -> pa.Table:
-        """What the filters leave, in their order; see `find`."""
+    def _filtered(self, filters: Filters) -> pa.Table:
         if filters.sort not in SORTS:
             raise UserError(f"there is no order by {filters.sort!r}; use one of {', '.join(SORTS)}")
         if filters.split not in SPLITS:
@@ -164,11 +171,13 @@ class Catalog:
             table = table.filter(pc.less_equal(table["reward"], filters.max_reward))
         if filters.tool is not None:
             table = table.filter(self._used(table, filters.tool))
-        return table.sort_by([(SORTS[filters.sort], filters.order), ("id", "ascending")])  # nulls come last
+        return table
 
     def texts(self, filters: Filters, column: str, *, limit: int) -> list[str | None]:
         """A column of text of what `find` finds: of the rollouts, or `error` of the scores (JSON text, decoded)."""
-        shown = self.select(filters).slice(0, limit)
+        left = self._filtered(filters)
+        order = [(SORTS[filters.sort], filters.order), ("id", "ascending")]
+        shown = left.take(pc.sort_indices(left, order).slice(0, limit))
         read: dict[str, pa.Table] = {}
         found: list[str | None] = []
         for name, identity, row in zip(*(shown[each].to_pylist() for each in ("part", "id", "row")), strict=True):
@@ -187,16 +196,30 @@ class Catalog:
 
     def rewards(self, split: str = "train") -> list[tuple[int, float]]:
         """Mean reward of every step that has one, by step."""
-        table = self.table()
-        table = table.filter(pc.and_(pc.equal(table["split"], split), pc.is_valid(table["reward"])))
-        means = table.group_by("step").aggregate([("reward", "mean")]).sort_by("step")
+        return self._counted("rewards", split, self._rewards)
+
+    def _rewards(self, table: pa.Table) -> list[tuple[int, float]]:
+        means = table.filter(pc.is_valid(table["reward"])).group_by("step").aggregate([("reward", "mean")])
+        means = means.sort_by("step")
         return list(zip(means["step"].to_pylist(), means["reward_mean"].to_pylist(), strict=True))
 
     def outcomes(self, split: str = "train") -> dict[str, int]:
         """How many trajectories ended how; those that are not scored yet are left out."""
-        table = self.table()
-        counts = pc.value_counts(table.filter(pc.equal(table["split"], split))["outcome"]).to_pylist()
+        return self._counted("outcomes", split, self._outcomes)
+
+    def _outcomes(self, table: pa.Table) -> dict[str, int]:
+        counts = pc.value_counts(table["outcome"].cast(pa.string())).to_pylist()
         return {each["values"]: each["counts"] for each in counts if each["values"] is not None}
+
+    def _total(self, split: str) -> int:
+        return self._counted("total", split, lambda table: table.num_rows)
+
+    def _counted(self, what: str, split: str, count: Callable[[pa.Table], Any]) -> Any:
+        """What is counted over a split, once for as long as the table is the same."""
+        table = self.table().select(["split", "step", "outcome", "reward"])
+        if (what, split) not in self._derived:
+            self._derived[what, split] = count(table.filter(pc.equal(table["split"], split)))
+        return self._derived[what, split]
 
     def problems(self, split: str, step: int | None = None) -> pa.Table:
         """One row per problem with a reward: `problem_id`, `reward` (mean), `count`, `last` (its newest step)."""
@@ -212,17 +235,22 @@ class Catalog:
     def newest(self, split: str, problem: str, step: int | None = None) -> Row | None:
         """A trajectory of the newest group of a problem that has a reward, if there is one."""
         filters = Filters(split=split, problem=problem, step=step)
-        table = self.select(filters)
-        return next(iter(self._rows(table.filter(pc.is_valid(table["reward"])).slice(0, 1))), None)
+        table = self._filtered(filters)
+        table = table.filter(pc.is_valid(table["reward"])).sort_by([("step", "descending"), ("id", "ascending")])
+        return next(iter(self._rows(table.slice(0, 1))), None)
 
     def of_group(self, split: str, step: int | None, group_id: str) -> tuple[Row, ...]:
         """The chains of a group, in their order; none if there is no such group."""
-        table = self.select(Filters(split=split, step=step))
+        table = self._filtered(Filters(split=split, step=step))
         return self._rows(table.filter(pc.equal(table["group_id"], group_id)).sort_by("chain"))
 
     def values(self, name: str) -> list[str]:
         """What stands in a column, sorted."""
-        return sorted(value for value in pc.unique(self.table()[name]).to_pylist() if value is not None)
+        column = self.table()[name]
+        if (name, "values") not in self._derived:
+            found = {value for chunk in column.chunks for value in chunk.unique().to_pylist() if value is not None}
+            self._derived[name, "values"] = sorted(found)
+        return self._derived[name, "values"]
 
     def group(self, split: str, step: int, group_id: str) -> TrajectoryGroup:
         """A group with its rewards, chains in their order. Raises `UserError` if there is none of that name."""
@@ -237,13 +265,17 @@ class Catalog:
 
     def _listed(self, split: str, step: int) -> list[tuple[str, int, PartInfo, str | None]]:
         directory = self.directory(split, step)
-        try:
-            parts = read_rollout_manifest(directory).parts
-            scores = {each.name: each.sha256 for each in _score_parts(directory)}
-        except ShardError as error:
-            logger.warning("%s %d is left out: %s", "step" if split == "train" else "evaluation", step, error)
-            return []
-        return [(split, step, part, scores.get(part.name)) for part in parts]
+        state = (_stamp(directory.rollout_manifest), _stamp(directory.score_manifest))
+        known = self._listings.get(directory.path)
+        if known is None or known[0] != state:
+            try:
+                parts = read_rollout_manifest(directory).parts
+                scores = {each.name: each.sha256 for each in _score_parts(directory)}
+            except ShardError as error:
+                logger.warning("%s %d is left out: %s", "step" if split == "train" else "evaluation", step, error)
+                return []
+            known = self._listings[directory.path] = (state, [(part, scores.get(part.name)) for part in parts])
+        return [(split, step, part, scores) for part, scores in known[1]]
 
     def _part(self, split: str, step: int, part: PartInfo, scores: str | None) -> pa.Table | None:
         key = f"{split} {step} {part.sha256} {scores}"
@@ -254,7 +286,7 @@ class Catalog:
             except (ShardError, pa.ArrowException, OSError, ValueError, KeyError) as error:
                 logger.warning("%s is left out: %s", directory.rollouts / part.name, error)
                 return None
-            found = found.append_column("split", pa.repeat(split, found.num_rows))
+            found = found.append_column("split", pa.repeat(split, found.num_rows).dictionary_encode())
             self._parts[key] = found.append_column("step", pa.repeat(pa.scalar(step, pa.int32()), found.num_rows))
         return self._parts[key]
 
@@ -294,9 +326,7 @@ def _read(directory: StepDirectory, part: PartInfo, *, scored: bool) -> pa.Table
     tokens = np.diff(sums[lengths.offsets.to_numpy()])
     count = table.num_rows
     table = table.drop_columns(["segment_lengths"]).append_column("tokens", pa.array(tokens, pa.int64()))
-    table = table.append_column(
-        "part", pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), [str(path)]).cast("string")
-    )
+    table = table.append_column("part", pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), [str(path)]))
     table = table.append_column("row", pa.array(np.arange(count, dtype=np.int32)))
     outcome, reward = pa.nulls(count, pa.string()), pa.nulls(count, pa.float64())
     if scored:
@@ -304,30 +334,34 @@ def _read(directory: StepDirectory, part: PartInfo, *, scored: bool) -> pa.Table
         place = pc.index_in(table["id"], scores["trajectory_id"].combine_chunks())
         outcome = scores["outcome"].combine_chunks().take(place.combine_chunks())
         reward = scores["reward"].combine_chunks().take(place.combine_chunks())
-    return table.append_column("outcome", outcome).append_column("reward", reward)
+    for name in ("stop", "failure_kind"):
+        table = table.set_column(table.schema.get_field_index(name), name, table[name].dictionary_encode())
+    return table.append_column("outcome", outcome.dictionary_encode()).append_column("reward", reward)
 
 
 def _empty() -> pa.Table:
-    names = [name for name in _COLUMNS if name != "segment_lengths"]
-    fields = [ROLLOUTS.schema.field(name) for name in names]
-    more = {
-        "tokens": pa.int64(),
-        "part": pa.string(),
-        "row": pa.int32(),
-        "outcome": pa.string(),
-        "reward": pa.float64(),
-        "split": pa.string(),
-        "step": pa.int32(),
-    }
-    return pa.schema([*fields, *more.items()]).empty_table()
+    words = pa.dictionary(pa.int32(), pa.string())
+    fields = [(name, ROLLOUTS.schema.field(name).type) for name in _COLUMNS if name != "segment_lengths"]
+    fields += [("tokens", pa.int64()), ("part", words), ("row", pa.int32()), ("outcome", words)]
+    return pa.schema([*fields, ("reward", pa.float64()), ("split", words), ("step", pa.int32())]).empty_table()
 
 
 def _columns(path: Path, names: Sequence[str]) -> pa.Table:
-    """Some columns of a table file, of any version; the bytes of the others are not read."""
+    """Some columns of a table file; the bytes of the others are not read."""
+    # a column has the same place in every version of a schema
+    schema = SCORES.schema if names[0] in SCORES.schema.names else ROLLOUTS.schema
+    options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
     with pa.memory_map(str(path)) as source:
-        schema = pa.ipc.open_file(source).schema
-        options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
         return pa.ipc.open_file(source, options=options).read_all().select(list(names)).replace_schema_metadata(None)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one at the same place."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return (state.st_mtime_ns, state.st_ino)
 
 
 def _question(problem: str) -> str:

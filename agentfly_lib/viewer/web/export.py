@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from agentfly_lib.errors import UserError
 from agentfly_lib.store.learned import LearnedTokens
@@ -142,6 +141,8 @@ def write_jsonl(path: Path, shelf: Shelf, rows: Sequence[Row]) -> None:
 
 def write_parquet(path: Path, shelf: Shelf, rows: Sequence[Row], *, batch: int = 256) -> None:
     """One trajectory in each row; lists of segments of tokens, and JSON text where the shape is the recipe's."""
+    import pyarrow.parquet as pq  # which loads pandas
+
     with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
         waiting: list[dict[str, Any]] = []
         for record in _records(shelf, rows):

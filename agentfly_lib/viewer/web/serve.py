@@ -12,7 +12,6 @@ from agentfly_lib.errors import AgentFlyError, UserError
 from agentfly_lib.store.atomic import atomic_file, write_bytes
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.viewer.text import TokenText
-from agentfly_lib.viewer.web.alone import run_html, selection_html
 from agentfly_lib.viewer.web.app import Viewer, viewer_app
 from agentfly_lib.viewer.web.catalog import Filters
 from agentfly_lib.viewer.web.export import MOST_EXPORTED, exported, write_jsonl, write_parquet
@@ -61,6 +60,8 @@ def export_run(run: Path, path: Path, *, group: str | None = None, step: int | N
     Without a group and a step, an HTML file shows the run and a sample of `count` trajectories; `.jsonl` and `.parquet`
     hold all training trajectories, as far as one file goes. Raises `UserError` if there is nothing to write.
     """
+    from agentfly_lib.viewer.web.alone import run_html, selection_html  # loads what evaluations need
+
     kind = path.suffix.removeprefix(".")
     if kind not in MOST_EXPORTED:
         raise UserError(f"{path}: {kind!r} is no kind of export; use one of {', '.join(MOST_EXPORTED)}")
