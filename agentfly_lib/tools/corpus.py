@@ -1,18 +1,22 @@
 """A corpus on disk as a search provider: a JSONL file, indexed in memory at the first search and then shared.
 
-A row has a text (`text` or `contents`), and may have `title`, `url` and `id`.
+A row has a text (`text` or `contents`), and may have `title`, `url` and `id`, and `image`: a picture that the text
+describes, as a path from the corpus's folder or a `data:` URL. It is read when a search finds the row.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentfly_lib.chat.images import ImageAccess, load_picture
 from agentfly_lib.envs.search.corpus import parse_document
-from agentfly_lib.errors import DataError
+from agentfly_lib.errors import DataError, ImageError
 from agentfly_lib.tools.bm25 import Bm25
 from agentfly_lib.tools.bounded import call_in_thread
 from agentfly_lib.tools.search import SearchHit
@@ -24,12 +28,25 @@ __all__ = ["Corpus", "load_corpus"]
 class Corpus:
     """Documents and their index."""
 
+    path: Path
     documents: tuple[SearchHit, ...]
+    images: tuple[str | None, ...]
+    """What each row says of its picture."""
     index: Bm25
 
     def search(self, query: str, count: int) -> list[SearchHit]:
-        """The best documents by BM25 over title and text."""
-        return [self.documents[number] for number, _ in self.index.top(query, count)]
+        """The best documents by BM25 over title and text. Raises `DataError` for a picture that cannot be used."""
+        return [self._hit(number) for number, _ in self.index.top(query, count)]
+
+    def _hit(self, number: int) -> SearchHit:
+        hit, image = self.documents[number], self.images[number]
+        if image is None:
+            return hit
+        try:
+            picture = load_picture(image, access=ImageAccess(folders=(self.path.parent,)))
+        except ImageError as error:
+            raise DataError(f"the corpus {self.path}: {error}") from error
+        return dataclasses.replace(hit, image=picture.data)
 
 
 class CorpusProvider:
@@ -58,14 +75,15 @@ def load_corpus(path: Path) -> Corpus:
 
 @functools.lru_cache(maxsize=4)
 def _load(path: Path, _changed: int) -> Corpus:
-    documents = tuple(_rows(path))
-    if not documents:
+    rows = tuple(_rows(path))
+    if not rows:
         raise DataError(f"the corpus {path} is empty")
+    documents, images = zip(*rows, strict=True)
     index = Bm25(f"{document.title}\n{document.text}" for document in documents)
-    return Corpus(documents=documents, index=index)
+    return Corpus(path=path, documents=documents, images=images, index=index)
 
 
-def _rows(path: Path) -> Iterator[SearchHit]:
+def _rows(path: Path) -> Iterator[tuple[SearchHit, str | None]]:
     with path.open(encoding="utf-8") as lines:
         try:
             for number, line in enumerate(lines, start=1):
@@ -75,6 +93,9 @@ def _rows(path: Path) -> Iterator[SearchHit]:
             raise DataError(f"the corpus {path} is not UTF-8 text: {error}") from error
 
 
-def _hit(line: str, where: str) -> SearchHit:
+def _hit(line: str, where: str) -> tuple[SearchHit, str | None]:
     document = parse_document(line, where)
-    return SearchHit(title=document.title, url=document.id, text=document.text)
+    image = json.loads(line).get("image") if '"image"' in line else None
+    if image is not None and not isinstance(image, str):
+        raise DataError(f"{where}: 'image' is no text: give a path or a data: URL")
+    return SearchHit(title=document.title, url=document.id, text=document.text), image

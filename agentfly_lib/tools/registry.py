@@ -15,6 +15,8 @@ SHIPPED_TOOLS = {
         "calculator",
         "code_interpreter",
         "create_file",
+        "crop_image",
+        "draw_on_image",
         "edit_file",
         "fetch_page",
         "finish",
@@ -22,9 +24,11 @@ SHIPPED_TOOLS = {
         "list_files",
         "look",
         "read_file",
+        "rotate_image",
         "run_shell",
         "undo_edit",
         "web_search",
+        "zoom_image",
     )
 }
 """From a name to where it is defined; imported when asked for."""

@@ -17,6 +17,8 @@ class SearchHit:
     """Where it is from; for a document of a corpus its id."""
     text: str
     """The document, or what the engine shows of it."""
+    image: bytes | None = None
+    """The picture that the text speaks of, as an image file."""
 
 
 class SearchProvider(Protocol):

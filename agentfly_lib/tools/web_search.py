@@ -17,7 +17,7 @@ from agentfly_lib.configs.base import Config
 from agentfly_lib.envs.search.service import IndexSpec
 from agentfly_lib.envs.search.settings import IndexConfig
 from agentfly_lib.errors import ConfigError
-from agentfly_lib.tools.call import ToolContext
+from agentfly_lib.tools.call import ToolContext, ToolResult
 from agentfly_lib.tools.corpus import CorpusProvider
 from agentfly_lib.tools.http_search import EndpointProvider, SearxngSettings, SerperSettings
 from agentfly_lib.tools.observation import cut
@@ -33,7 +33,7 @@ class CorpusSettings(Config):
 
     type: Literal["corpus"] = "corpus"
     path: Path
-    """Rows with `text` (or `contents`), and `title`, `url`, `id` if there are any."""
+    """Rows with `text` (or `contents`), and `title`, `url`, `id`, `image` if there are any."""
 
     def check(self) -> None:
         """Raises `ConfigError` if the file is not there."""
@@ -81,7 +81,7 @@ def make_web_search(provider: SearchProvider, settings: WebSearchSettings | None
     shown = settings or WebSearchSettings()
 
     @tool(settings=settings, make=_from_settings, max_chars=shown.results * (shown.max_hit_chars + 300))
-    async def web_search(query: str) -> str:
+    async def web_search(query: str) -> ToolResult:
         """Search for pages. The best ones are shown, with their address and a passage.
 
         Args:
@@ -102,7 +102,7 @@ def _index_search(settings: WebSearchSettings, spec: IndexSpec) -> Tool:
         needs=spec,
         timeout=spec.config.timeout_seconds + spec.config.start_seconds,  # a dead index is started anew
     )
-    async def web_search(query: str, context: ToolContext) -> str:
+    async def web_search(query: str, context: ToolContext) -> ToolResult:
         """Search for pages. The best ones are shown, with their address and a passage.
 
         Args:
@@ -132,13 +132,19 @@ def _from_settings(settings: WebSearchSettings) -> Tool:
             return make_web_search(EndpointProvider(endpoint), settings)
 
 
-def _all_shown(hits: Sequence[SearchHit], settings: WebSearchSettings) -> str:
-    return "\n\n".join(_shown(number, hit, settings) for number, hit in enumerate(hits, 1)) or "(nothing was found)"
+def _all_shown(hits: Sequence[SearchHit], settings: WebSearchSettings) -> ToolResult:
+    """The hits one below the other; their pictures in the same order, which an agent that sees is shown."""
+    texts = [_shown(number, hit, settings) for number, hit in enumerate(hits, 1)]
+    return ToolResult(
+        observation="\n\n".join(texts) or "(nothing was found)",
+        images=tuple(hit.image for hit in hits if hit.image is not None),
+    )
 
 
 def _shown(number: int, hit: SearchHit, settings: WebSearchSettings) -> str:
     head = " ".join(part for part in (hit.title.strip(), f"<{hit.url}>" if hit.url else "") if part)
-    return f"[{number}] {head}\n{cut(hit.text.strip(), settings.max_hit_chars)}"
+    picture = " (with a picture)" if hit.image is not None else ""
+    return f"[{number}] {head}{picture}\n{cut(hit.text.strip(), settings.max_hit_chars)}"
 
 
 web_search = _from_settings(WebSearchSettings())

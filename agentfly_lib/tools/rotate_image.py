@@ -1,0 +1,31 @@
+"""`rotate_image`: a picture, turned."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from agentfly_lib.tools.call import ToolContext, ToolResult
+from agentfly_lib.tools.image_shelf import MAX_SIDE, Number, edited, opened
+from agentfly_lib.tools.tool import tool
+
+__all__ = ["rotate_image"]
+
+
+@tool(timeout=20.0)
+def rotate_image(
+    degrees: Annotated[float, Field(ge=-360, le=360)], context: ToolContext, picture: Number = 0
+) -> ToolResult:
+    """Turn a picture clockwise; corners that become free are white.
+
+    Args:
+        degrees: How far; less than 0 turns it the other way.
+        picture: Which one, counted from 1 in the order that you saw them; 0 is the newest.
+    """
+    from PIL.Image import Resampling
+
+    image = opened(context, picture)
+    image.thumbnail((MAX_SIDE, MAX_SIDE))  # the turned one needs up to twice the pixels
+    turned = image.rotate(-degrees, Resampling.BICUBIC, expand=True, fillcolor=(255, 255, 255))
+    return edited(context, turned)
