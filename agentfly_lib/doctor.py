@@ -21,12 +21,16 @@ from statistics import fmean
 from typing import Literal
 
 from packaging.requirements import Requirement
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from agentfly_lib.agents.agent import Agent
 from agentfly_lib.agents.build import build_agent
+from agentfly_lib.chat.image_reader import ImageReader, reads
+from agentfly_lib.chat.images import load_picture
+from agentfly_lib.chat.vision import expand
 from agentfly_lib.configs import PretrainedModelConfig, RunConfig
 from agentfly_lib.configs.agent import HFAgentConfig
 from agentfly_lib.data.prepare import load_problems, prepare_dataset
@@ -36,6 +40,7 @@ from agentfly_lib.planning import Machine, Plan, plan_run
 from agentfly_lib.preflight import check_context, check_run
 from agentfly_lib.refs import DatasetRef, ModelRef
 from agentfly_lib.resources import ProcessSpec, open_process
+from agentfly_lib.rollout.prompts import FirstPrompts
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.viewer.template_check import Level, check_template
 from agentfly_lib.visible import visible
@@ -79,6 +84,7 @@ def examine(config: RunConfig) -> Iterator[Check]:
     if not agents:
         return
     yield from _template(config, agents[0])
+    yield from _eyes(agents[0], model[0].path)
     dataset: list[DatasetRef] = []
     yield _tried("data", lambda: dataset.append(prepare_dataset(config.data, config.run.root / "datasets")), "prepared")
     if dataset:
@@ -225,13 +231,37 @@ def _template(config: RunConfig, agent: Agent) -> Iterator[Check]:
         yield Check(level=levels[finding.level], what=f"template: {finding.title}", text=finding.text)
 
 
+def _eyes(agent: Agent, model: Path) -> Iterator[Check]:
+    """Whether who is to see can, and sees as many features as its prompts have placeholders."""
+    if not agent.sees:
+        return
+    what = "pictures"
+    if not reads(model):
+        text = "the agent shows pictures, and the model does not see, or not in a way that is known here"
+        yield Check(level="fail", what=what, text=f"{text}; take one of the Qwen2-VL, Qwen2.5-VL or Qwen3-VL families")
+        return
+    try:
+        reader = ImageReader.of(model)
+        for width, height in ((64, 64), (640, 480), (37, 500)):
+            picture = load_picture(Image.new("RGB", (width, height)))
+            (span,) = expand([reader.image_token_id], [picture], agent.chat.vision).images
+            seen = reader.read(picture.data)
+            if (seen.grid, reader.tokens_of(seen.grid)) != (span.grid, span.end - span.start):
+                text = (
+                    f"one of {width} x {height} pixels has {span.end - span.start} placeholders, not as many features"
+                )
+                yield Check(level="fail", what=what, text=f"{text} ({reader.tokens_of(seen.grid)})")
+                return
+    except AgentFlyError as error:
+        yield Check(level="fail", what=what, text=str(error))
+        return
+    yield Check(level="pass", what=what, text="have as many placeholders as the model has features for them")
+
+
 def _rows(agent: Agent, config: RunConfig, dataset: DatasetRef) -> Iterator[Check]:
     yield _tried("reward", lambda: agent.reward.check_columns(dataset.columns), "finds its columns")
     problems = load_problems(dataset, "train")
-    lengths = [
-        len(agent.chat.prompt_ids(agent.build_messages(problems[index]), agent.schemas))
-        for index in range(min(8, len(problems)))
-    ]
+    lengths = [len(FirstPrompts(agent).render(problems[index]).prompt) for index in range(min(8, len(problems)))]
     limit = config.rollout.max_prompt_tokens
     text = f"{min(lengths)} to {max(lengths)} tokens in the first {len(lengths)} problems, at most {limit} are allowed"
     level = "fail" if max(lengths) > limit else "pass"

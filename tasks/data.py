@@ -12,11 +12,12 @@ from agentfly_lib.agents.agent import Agent
 from agentfly_lib.cluster import gpu_count
 from agentfly_lib.configs import DataConfig, ModelConfig
 from agentfly_lib.data.prepare import load_problems, prepare_dataset
-from agentfly_lib.errors import ConfigError, DataError
+from agentfly_lib.errors import ConfigError, DataError, EnvironmentFailure
 from agentfly_lib.inference.placement import place
 from agentfly_lib.models.resolve import resolve_model
 from agentfly_lib.preflight import check_context
 from agentfly_lib.refs import DatasetRef, ModelRef
+from agentfly_lib.rollout.prompts import FirstPrompts
 from agentfly_lib.store.atomic import read_json, write_json
 from agentfly_lib.viewer.live import LiveDisplay
 from tasks.options import RETRIED
@@ -104,10 +105,11 @@ def _check(session: Session, dataset: DatasetRef) -> None:
 
 def _longest_prompts(dataset: DatasetRef, agent: Agent) -> dict[str, tuple[int, str]]:
     longest: dict[str, tuple[int, str]] = {}
+    prompts = FirstPrompts(agent)
     for split in ("train", "eval"):
-        lengths = (
-            (len(agent.chat.prompt_ids(agent.build_messages(problem), agent.schemas)), problem.id)
-            for problem in load_problems(dataset, split)
-        )
-        longest[split] = max(lengths)
+        lengths = ((len(prompts.render(problem).prompt), problem.id) for problem in load_problems(dataset, split))
+        try:
+            longest[split] = max(lengths)
+        except EnvironmentFailure as error:
+            raise DataError(f"{split} split: {error}; mend the picture, or take the problem out") from error
     return longest

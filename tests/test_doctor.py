@@ -35,6 +35,18 @@ def test_a_healthy_recipe_passes(tmp_path):
     assert "at most 128 are allowed" in prompts.text
 
 
+def test_a_recipe_with_pictures_passes_and_a_model_that_does_not_see_them_is_told(tmp_path):
+    checks = list(examine(config(tmp_path, "model.warm_steps=1", recipe="vision-ci")))
+    assert [check for check in checks if check.level == "fail"] == []
+    (pictures,) = found(checks, "pictures")
+    assert "as many placeholders as the model has features" in pictures.text
+    assert len([check for check in checks if check.what.startswith("template: pictures in")]) == 2
+
+    (refused,) = found(examine(config(tmp_path, "agent.type=image")), "pictures")
+    assert refused.level == "fail"
+    assert "Qwen2.5-VL" in refused.text
+
+
 @pytest.mark.parametrize(
     ("changes", "what", "said"),
     [

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from agentfly_lib.chat import CallParser, ChatFormat, MalformedCall, get_parser
+from agentfly_lib.chat import (
+    Bridge,
+    CallParser,
+    ChatFormat,
+    MalformedCall,
+    PictureBook,
+    Prompt,
+    get_parser,
+    load_picture,
+)
 from agentfly_lib.chat.written import calling, written_reply
 from agentfly_lib.errors import ModelError
 from agentfly_lib.types import Message
@@ -43,6 +52,8 @@ _OBSERVATION = "Friday: sunny, 21 degrees"
 _RESULT: Message = {"role": "tool", "tool_call_id": _CALL_ID, "name": _NAME, "content": _OBSERVATION}
 _THOUGHT = "I need the forecast."
 _ANSWER = "Yes, it will be sunny."
+_SIDE = 64
+"""Pixels of the sides of a picture."""
 _FOLLOW_UP: Message = {"role": "user", "content": "And on Saturday?"}
 
 
@@ -100,6 +111,7 @@ def check_template(chat: ChatFormat, parser: str | None = None) -> TemplateRepor
         ("tool results and mask", trial.conversation),
         ("thoughts", trial.thoughts),
         ("stop tokens", trial.stop_tokens),
+        ("pictures", trial.pictures),
         ("control tokens in texts", trial.control_tokens),
     )
     findings = list[Finding]()
@@ -262,6 +274,36 @@ class _Trial:
             if unsafe
             else f"stay text, all {len(special)} of them, in a user's text and in a tool result",
         )
+
+    def pictures(self) -> Iterator[Finding]:
+        """Of a model that sees: one placeholder for each, in a question and in what a tool returns."""
+        if self.chat.vision is None:
+            return
+        from PIL import Image
+
+        book = PictureBook()
+        shown = [book.add(load_picture(Image.new("RGB", (_SIDE, _SIDE)))), {"type": "text", "text": _OBSERVATION}]
+        call = self._written_call(_SAMPLE_ARGUMENTS) or "I look it up."
+        said = [*self.chat.encode(call), self.chat.stop_token_ids[0]]
+        places: tuple[tuple[str, Callable[[], Prompt | Bridge]], ...] = (
+            ("a question", lambda: self.chat.prompt([{"role": "user", "content": shown}], pictures=book)),
+            (
+                "a tool result",
+                lambda: self.chat.bridge(
+                    [_QUESTION], call, said, [{**_RESULT, "content": shown}], [TOOL], pictures=book
+                ),
+            ),
+        )
+        for where, write in places:
+            title = f"pictures in {where}"
+            try:
+                (image,) = write().images
+            except ModelError as error:
+                yield Finding(title=title, level=Level.NOTE, text=f"cannot be shown: {error}")
+            else:
+                tokens = image.end - image.start
+                text = f"one of {_SIDE} x {_SIDE} pixels has {tokens} tokens"
+                yield Finding(title=title, level=Level.OK, text=text)
 
     def _stays_text(self, token: str, conversation: Callable[[str], list[Message]]) -> bool:
         added = self.chat.tokenizer.added_tokens_decoder  # type: ignore[attr-defined]

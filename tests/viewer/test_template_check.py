@@ -180,3 +180,22 @@ class TestCommand:
         assert (good.exit_code, "fit for training" in good.output) == (0, True)
         bad = runner.invoke(app, ["template", "check", str(model), "--parser", "glm"])
         assert (bad.exit_code, "would break training" in bad.output) == (1, True)
+
+
+def test_pictures_of_a_model_that_sees_are_tried(tmp_path):
+    from agentfly_lib.models.tiny_vision import build_vision_tokenizer, image_processor, vision_network_config
+
+    words = build_vision_tokenizer()
+    words.save_pretrained(tmp_path)
+    vision_network_config(words).save_pretrained(tmp_path)
+    image_processor().save_pretrained(tmp_path)
+
+    report = check_template(ChatFormat.from_pretrained(tmp_path))
+    for where in ("pictures in a question", "pictures in a tool result"):
+        assert found(report, where) == (Level.OK, "one of 64 x 64 pixels has 16 tokens")
+
+    blind = tmp_path / "chat_template.jinja"
+    blind.write_text(blind.read_text().replace("part.type == 'image'", "false"))
+    level, text = found(check_template(ChatFormat.from_pretrained(tmp_path)), "pictures in a question")
+    assert level is Level.NOTE
+    assert "cannot be shown" in text
