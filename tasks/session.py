@@ -38,8 +38,9 @@ from agentfly_lib.rollout import ChainSlots
 from agentfly_lib.store.atomic import write_bytes
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.lock import RunLock
+from agentfly_lib.tracking.parameters import run_parameters
 from agentfly_lib.tracking.provenance import provenance_tags
-from agentfly_lib.tracking.tracker import RunStatus, Tracker, flatten
+from agentfly_lib.tracking.tracker import RunStatus, Tracker
 from agentfly_lib.types import Problem
 from agentfly_lib.viewer.live import LiveDisplay, StageBar
 from tasks.engines import EngineKeeper
@@ -290,7 +291,7 @@ async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterat
         tracker = Tracker.open(directory.path, config.tracking, run_name=config.run.name, root=config.run.root)
         status: RunStatus = "FAILED"
         try:
-            tracker.log_params(flatten(config.model_dump(mode="json")))
+            tracker.log_params(run_parameters(config))
             tracker.log_config(config_toml(config))
             tracker.set_tags(await asyncio.to_thread(provenance_tags))
             session = Session(
