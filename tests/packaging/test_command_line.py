@@ -1,0 +1,118 @@
+"""`agentfly --help` at once, and what the shell offers after a Tab."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentfly_lib.configs.load import config_keys
+from tests.docs.pages import REPOSITORY
+
+AGENTFLY = Path(sys.executable).with_name("agentfly")
+HEAVY = (
+    "datasets", "deepspeed", "docker", "httpx", "jinja2", "matplotlib", "mlflow", "pandas", "peft", "prefect",
+    "pyarrow", "ray", "sqlalchemy", "starlette", "torch", "transformers", "vllm",
+)  # fmt: skip
+
+
+def cpu_seconds(*command: str) -> float:
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = spent()
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return spent() - before
+
+
+def test_help_answers_in_under_half_a_second():
+    """Of processor time, which a busy machine does not stretch as it does a clock; the best of three."""
+    assert min(cpu_seconds(str(AGENTFLY), "--help") for _ in range(3)) < 0.5
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["doctor", "--help"]])
+def test_help_loads_nothing_heavy(arguments):
+    program = (
+        "import json, sys\n"
+        f"sys.argv = ['agentfly', *{arguments!r}]\n"
+        "from agentfly_lib.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
+    assert "Usage: agentfly" in done.stdout
+    assert set(json.loads(done.stdout.splitlines()[-1])) & set(HEAVY) == set()
+
+
+SHELLS = {
+    "bash": lambda words: {"_AGENTFLY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": _last(words)},
+    "zsh": lambda words: {"_AGENTFLY_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": words},
+    "fish": lambda words: {
+        "_AGENTFLY_COMPLETE": "complete_fish",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_TYPER_COMPLETE_ARGS": words,
+    },
+}
+
+
+def _last(words: str) -> str:
+    return str(len(words.split(" ")) - 1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "recipes").symlink_to(REPOSITORY / "recipes")
+    for name in ("demo", "other", "not-a-run"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        if name != "not-a-run":
+            (tmp_path / "runs" / name / "config.toml").touch()
+    (tmp_path / "mine.toml").touch()
+    return tmp_path
+
+
+def offered(shell: str, words: str, folder: Path) -> str:
+    done = subprocess.run(
+        [AGENTFLY], cwd=folder, env=os.environ | SHELLS[shell](words), capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("words", "expected", "absent"),
+    [
+        ("agentfly ev", ["evaluate"], ["train"]),
+        ("agentfly train rec", ["recipes/demo.toml"], ["mine.toml"]),
+        ("agentfly show runs/", ["runs/demo", "runs/other"], ["not-a-run/config"]),
+        ("agentfly train recipes/demo.toml --set optim.l", ["optim.lr="], ["optim.eps"]),
+    ],
+)
+def test_tab(shell, words, expected, absent, folder):
+    text = offered(shell, words, folder)
+    assert all(each in text for each in expected), text
+    assert not any(each in text for each in absent), text
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_a_shell(shell, folder):
+    done = subprocess.run(
+        [AGENTFLY, "--show-completion", shell], capture_output=True, text=True, timeout=120, check=False,
+        env=os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "_AGENTFLY_COMPLETE" in done.stdout
+    assert f"complete_{shell}" in done.stdout
+
+
+def test_keys_are_those_of_a_recipe():
+    assert "optim.lr" in config_keys()
+    assert "algorithm.loss.clip_high" in config_keys()
