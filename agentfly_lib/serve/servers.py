@@ -61,6 +61,10 @@ def mlflow_server(root: Path, host: str, port: int) -> Child:
     return Child(
         name="MLflow server",
         command=command,
+        # Its runner of jobs judges traces by models; it is eight processes, of which runs need none.
+        environment={
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": os.environ.get("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
+        },
         log=_log(root, "mlflow"),
         healthy=_answers(f"http://{reachable_host(host)}:{port}/health"),
     )
