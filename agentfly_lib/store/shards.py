@@ -213,7 +213,10 @@ class PartRows:
         number, place = divmod(row, self._batch_rows)
         table = pa.Table.from_batches([self._reader.get_batch(number)]).take([place])
         with _faults_named(self._path):
-            shown = "pictures" in table.column_names and table["pictures"][0].as_py()
+            # A problem may name pictures that another chain of its group has brought.
+            shown = "pictures" in table.column_names and (
+                table["pictures"][0].as_py() or '"pictures":' in table["problem"][0].as_py()
+            )
             group = _decode(self._path, table, _Pictures(self._pictures_before(row) if shown else None))[0]
         return group.problem, group.trajectories[0]
 
@@ -315,9 +318,9 @@ def _list_column(offsets: pa.Array, values: Sequence[npt.NDArray[Any]], dtype: n
 
 def _problem_column(groups: Sequence[TrajectoryGroup]) -> pa.DictionaryArray:
     indices = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.trajectories) for group in groups])
-    return pa.DictionaryArray.from_arrays(
-        pa.array(indices, pa.int32()), pa.array([dump_problem(group.problem) for group in groups], pa.string())
-    )
+    # Whoever reads the rows in order has the pictures of the group's first one when it comes to the problem.
+    texts = [dump_problem(group.problem, group.trajectories[0].pictures) for group in groups]
+    return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(texts, pa.string()))
 
 
 def _span_rows(segments: Sequence[Segment]) -> list[dict[str, Any]]:
@@ -432,10 +435,9 @@ def _decode(path: Path, table: pa.Table, pictures: _Pictures | None = None) -> l
         if table.column(name).null_count:
             raise ValueError(f"{name} has nulls")
     tokens = _Tokens(path, table)
-    # A problem's text stands once per group in the dictionary, and is parsed once.
     column = table.column("problem").combine_chunks()
-    problems = [load_problem(text) for text in column.dictionary.to_pylist()]
-    problem_of_row = [problems[index] for index in column.indices.to_pylist()]
+    texts, text_of_row = column.dictionary.to_pylist(), column.indices.to_pylist()
+    problems: dict[int, Problem] = {}  # a text stands once per group in the dictionary, and is parsed once
     apart = {"token_ids", "loss_mask", "logprobs", "versions", "segment_lengths", "problem"}
     rows = table.select([name for name in table.column_names if name not in apart]).to_pylist()
     pictures = pictures or _Pictures()
@@ -454,7 +456,10 @@ def _decode(path: Path, table: pa.Table, pictures: _Pictures | None = None) -> l
             failure=load_failure(row["failure"]),
             pictures=pictures.of(row.get("pictures", ()), row.get("picture_bytes", ())),
         )
-        groups.setdefault(trajectory.group_id, (problem_of_row[number], []))[1].append(trajectory)
+        text = text_of_row[number]
+        if text not in problems:
+            problems[text] = load_problem(texts[text], pictures.known)
+        groups.setdefault(trajectory.group_id, (problems[text], []))[1].append(trajectory)
     return [
         TrajectoryGroup(id=group_id, problem=problem, trajectories=tuple(trajectories))
         for group_id, (problem, trajectories) in groups.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import os
@@ -203,6 +204,26 @@ class TestPictures:
         info = write_part(tmp_path / "p.arrow", written, step=0)
         assert 150_000 < info.bytes < 200_000
         assert read_part(tmp_path / "p.arrow", info) == written
+
+    def test_a_problem_names_those_that_the_part_holds_anyway(self, tmp_path, make_group):
+        known, other = os.urandom(50_000), os.urandom(1_000)
+        urls = [f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (known, other)]
+        odd = [urls[0].replace("=", ""), urls[0] + "\n", "data:image/png;base64,@", "data:image/png"]
+        part = {"type": "image", "image": urls[0]}
+        problem = Problem(
+            id="p",
+            messages=({"role": "user", "content": [part, {"type": "text", "text": "?"}]},),
+            columns={"image": urls[0], "images": urls, "deep": {"x": [urls[0], *odd]}, "pictures": "mine"},
+        )
+        group = dataclasses.replace(_seeing(make_group("0-0"), known), problem=problem)
+        blind = dataclasses.replace(group.trajectories[1], pictures={}, segments=())
+        group = dataclasses.replace(group, trajectories=(group.trajectories[0], blind))
+        info = write_part(tmp_path / "p.arrow", [make_group("0-1"), group], step=0)
+        assert info.bytes < 120_000 + len("".join(odd))
+        assert read_part(tmp_path / "p.arrow", info)[1] == group
+        with PartRows(tmp_path / "p.arrow") as rows:
+            for row, trajectory in zip((2, 3), group.trajectories, strict=True):
+                assert rows.trajectory(row) == (problem, trajectory)
 
     def test_one_that_is_not_what_its_name_says_is_refused(self, tmp_path, make_group):
         (digest,) = _seeing(make_group("0-0"), b"one").trajectories[0].pictures
