@@ -9,13 +9,11 @@ from typing import Literal
 from agentfly_lib.configs import RunConfig
 from agentfly_lib.configs.model import ModelConfig
 from agentfly_lib.errors import ConfigError, ModelError
-from agentfly_lib.inference.placement import place, serves_adapters
+from agentfly_lib.inference.placement import Placement, place, serves_adapters
 from agentfly_lib.inference.settings import resolve_device
 from agentfly_lib.planning.machine import Machine
 from agentfly_lib.planning.memory import EngineMemory, RankMemory, engine_memory, rank_memory
 from agentfly_lib.planning.shape import ModelShape
-
-PlacementKind = Literal["cpu", "split", "colocated"]
 
 __all__ = ["Finding", "Placed", "Plan", "StepArithmetic", "plan_run"]
 
@@ -69,7 +67,7 @@ class Plan:
 
     machine: Machine
     shape: ModelShape | None
-    placement: PlacementKind
+    placement: Placement
     placed: tuple[Placed, ...]
     rank: RankMemory | None
     engine: EngineMemory | None
@@ -92,7 +90,7 @@ def plan_run(config: RunConfig, machine: Machine, *, model: ModelConfig | None =
     except ModelError as error:
         shape = None
         findings.append(Finding(level="warn", text=f"memory is not estimated: {error}"))
-    kind, placed = _place(config, machine, findings)
+    placement, placed = _place(config, machine, findings)
     on_gpu = {part.kind: part.device == "cuda" for part in placed}
     rank = engine = None
     if shape is not None and placed:
@@ -102,7 +100,7 @@ def plan_run(config: RunConfig, machine: Machine, *, model: ModelConfig | None =
     return Plan(
         machine=machine,
         shape=shape,
-        placement=kind,
+        placement=placement,
         placed=tuple(placed),
         rank=rank,
         engine=engine,
@@ -111,14 +109,14 @@ def plan_run(config: RunConfig, machine: Machine, *, model: ModelConfig | None =
     )
 
 
-def _place(config: RunConfig, machine: Machine, findings: list[Finding]) -> tuple[PlacementKind, list[Placed]]:
+def _place(config: RunConfig, machine: Machine, findings: list[Finding]) -> tuple[Placement, list[Placed]]:
     learner, inference = config.learner, config.inference
     try:
         resolve_device(inference.device, machine.gpus)
         placement = place(config, machine.gpus)
     except ConfigError as error:
         findings.append(Finding(level="fail", text=str(error)))
-        return "cpu", []
+        return Placement(kind="cpu"), []
     engines = [
         _placed("engine", index, placement.gpus_of_engine(index), shared=placement.sleeps)
         for index in range(inference.replicas)
@@ -135,7 +133,7 @@ def _place(config: RunConfig, machine: Machine, findings: list[Finding]) -> tupl
     if threads > machine.cpus:
         text = f"{threads} threads of engines and ranks share {machine.cpus} processors"
         findings.append(Finding(level="warn", text=text))
-    return placement.kind, [*engines, *ranks]
+    return placement, [*engines, *ranks]
 
 
 def _placed(kind: Literal["engine", "rank"], index: int, gpus: tuple[int, ...], *, shared: bool) -> Placed:

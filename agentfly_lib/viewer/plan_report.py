@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentfly_lib.configs import PretrainedModelConfig, RunConfig
+from agentfly_lib.inference.placement import Placement
 from agentfly_lib.planning import Machine, Plan, plan_run
 from agentfly_lib.planning.plan import Placed
 from agentfly_lib.visible import visible
@@ -47,6 +49,8 @@ def render_plan(plan: Plan, config: RunConfig) -> RenderableType:
     parts: list[RenderableType] = [Rule(Text(visible(f"plan of {config.run.name}")), align="left"), _machine(plan)]
     if plan.placed:
         parts += [Text(), _placement(plan)]
+        if plan.placement.bundles:
+            parts.append(_group(plan.placement))
     parts += [Text(), _step(plan, config)]
     for finding in plan.findings:
         parts.append(Text(f"\n{finding.level}  {visible(finding.text)}", _STYLES[finding.level]))
@@ -66,7 +70,7 @@ def _machine(plan: Plan) -> Text:
 
 
 def _placement(plan: Plan) -> Table:
-    title = f"who runs where ({_PLACEMENTS[plan.placement]}), and its memory (estimated)"
+    title = f"who runs where ({_PLACEMENTS[plan.placement.kind]}), and its memory (estimated)"
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     for column in ("process", "device"):
         table.add_column(column, no_wrap=True)
@@ -75,6 +79,12 @@ def _placement(plan: Plan) -> Table:
     for part in plan.placed:
         table.add_row(part.name, _device(part), *_sizes(plan, part))
     return table
+
+
+def _group(placement: Placement) -> Text:
+    sizes = Counter(bundle.gpus for bundle in placement.bundles)
+    bundles = " and ".join(f"{count} of {gpus} GPU{'s' * (gpus > 1)}" for gpus, count in sizes.items())
+    return Text(f"one placement group, with bundles: {bundles}; weights go to the engines by {placement.transfer}")
 
 
 def _device(part: Placed) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def test_the_recipe_for_eight_gpus_has_a_place_for_everything(recipe, qwen_3b):
     config = recipe("gsm8k-8gpu")
     found = plan(config, node(), qwen_3b)
     assert found.fits, found.findings
-    assert found.placement == "split"
+    assert found.placement.kind == "split"
     assert [(part.name, part.gpus, part.shared) for part in found.placed] == [
         *((f"engine {number}", (number,), False) for number in range(4)),
         *((f"rank {rank}", (4 + rank,), False) for rank in range(4)),
@@ -135,7 +136,7 @@ def test_what_takes_turns_on_a_gpu_must_fit_beside_what_stays_there(recipe, qwen
     shape, parameters = ModelShape.of(PretrainedModelConfig(name_or_path=str(qwen_3b))), 3_085_938_688
     one = ("inference.placement=colocated", "inference.replicas=1", "learner.ranks=1")
     found = plan(recipe("gsm8k-8gpu", *one, "inference.gpu_memory_fraction=0.3"), node(gpus=1, gib=80), qwen_3b)
-    assert (found.placement, found.fits) == ("colocated", True)
+    assert (found.placement.kind, found.fits) == ("colocated", True)
     assert [(part.name, part.gpus, part.shared) for part in found.placed] == [
         ("engine 0", (0,), True),
         ("rank 0", (0,), True),
@@ -148,6 +149,25 @@ def test_what_takes_turns_on_a_gpu_must_fit_beside_what_stays_there(recipe, qwen
     assert crowded.rank is not None
     assert crowded.rank.total < 80 * GIB, "the rank alone would fit"
     assert shape.parameters == parameters
+
+
+def test_the_page_names_the_group_and_who_takes_turns(recipe, qwen_3b):
+    from rich.console import Console
+
+    from agentfly_lib.viewer.plan_report import render_plan
+
+    def page(config) -> str:
+        console = Console(width=160, record=True, file=io.StringIO())
+        console.print(render_plan(plan(config, node(), qwen_3b), config))
+        return console.export_text()
+
+    split = page(recipe("alfworld-8gpu"))
+    assert "split: GPUs of their own" in split
+    assert "bundles: 2 of 2 GPUs and 4 of 1 GPU; weights go to the engines by file" in split
+    turns = page(recipe("code-8gpu", "inference.weight_transfer=ipc"))
+    assert "colocated: engines sleep while the learner computes" in turns
+    assert "engine 1  GPU 2, 3 in turn" in turns
+    assert "bundles: 8 of 1 GPU; weights go to the engines by ipc" in turns
 
 
 def test_idle_gpus_and_crowded_processors_are_mentioned(recipe, qwen_3b):
