@@ -1,15 +1,16 @@
 """A simulated engine and simulated tools: what an ideal schedule of them costs is known exactly.
 
 The engine decodes all its running sequences one token per step; a step of k sequences takes `base + slope * k` seconds,
-and at most `slots` run at the same time, first come first served. A script decides beforehand how many tokens each
+and at most `slots` run at the same time, by priority and then first come first served, as vLLM does it. A script decides beforehand how many tokens each
 turn has and how long each tool call takes, so every schedule does the same work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -111,7 +112,8 @@ class SimulatedEngine:
             for row in script.delays
         ]
         self._turn: dict[int, int] = {}
-        self._waiting: deque[_Running] = deque()
+        self._waiting: list[tuple[int, int, _Running]] = []
+        self._arrivals = itertools.count()
         self._stirred = asyncio.Event()
 
     def step(self, running: int) -> float:
@@ -135,7 +137,7 @@ class SimulatedEngine:
         self._turn[chain] = turn + 1
         token_ids = self._tokens(chain, turn, request.stop_token_ids[0])
         running = _Running(request, token_ids, asyncio.get_running_loop().create_future())
-        self._waiting.append(running)
+        heapq.heappush(self._waiting, (request.priority, next(self._arrivals), running))
         self._stirred.set()
         await running.future
         return Generation(
@@ -153,7 +155,7 @@ class SimulatedEngine:
         due = loop.time()
         while True:
             while self._waiting and len(running) < self.slots:
-                running.append(self._waiting.popleft())
+                running.append(heapq.heappop(self._waiting)[2])
             if not running:
                 self._stirred.clear()
                 await self._stirred.wait()

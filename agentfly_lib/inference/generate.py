@@ -37,6 +37,8 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()
     """Sampling ends with any of these; the one that was sampled is kept as the last token of the generation. Texts that
     end it too are in `sampling.stop`."""
+    priority: int = 0
+    """Of requests that wait for a place in the engine, those with the smallest number go first, then by arrival."""
     greedy: bool = False
     """Take the most probable token each time, after penalties and biases. Temperature, top-p, top-k, min-p and `seed`
     are then ignored: the log-probs are those at temperature 1."""

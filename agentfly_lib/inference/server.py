@@ -39,7 +39,9 @@ _FORGET_CLIENT_SECONDS = 1800.0
 _DELTA_SECONDS = 0.02
 """Tokens of requests that are streamed are sent no more often."""
 
-PackedRequest = tuple[str, tuple[int, ...], int, dict[str, Any], int | None, tuple[int, ...], bool, tuple[bytes, ...]]
+PackedRequest = tuple[
+    str, tuple[int, ...], int, dict[str, Any], int | None, tuple[int, ...], bool, tuple[bytes, ...], int
+]
 PackedGeneration = tuple[list[int], list[float], str, int, int, float, list[int]]
 Reply = (
     tuple[int, Literal["generation"], PackedGeneration]
@@ -253,11 +255,12 @@ def pack_request(request: GenerationRequest) -> PackedRequest:
         request.stop_token_ids,
         request.greedy,
         tuple(request.images),
+        request.priority,
     )
 
 
 def _unpack_request(packed: PackedRequest) -> GenerationRequest:
-    request_id, token_ids, max_tokens, sampling, seed, stop_token_ids, greedy, images = packed
+    request_id, token_ids, max_tokens, sampling, seed, stop_token_ids, greedy, images, priority = packed
     return GenerationRequest(
         request_id=request_id,
         token_ids=token_ids,
@@ -267,6 +270,7 @@ def _unpack_request(packed: PackedRequest) -> GenerationRequest:
         stop_token_ids=stop_token_ids,
         greedy=greedy,
         images=images,
+        priority=priority,
     )
 
 

@@ -41,6 +41,9 @@ __all__ = ["run_chain"]
 
 logger = logging.getLogger(__name__)
 
+_MOST_TURNS = 1024
+"""Turns that a rank tells apart."""
+
 
 async def run_chain(
     agent: ChainAgent,
@@ -53,6 +56,7 @@ async def run_chain(
     sampling: SamplingConfig,
     greedy: bool = False,
     seed_of_turn: Callable[[int], int],
+    rank: int = 0,
     attempt: int = 0,
     prompts: FirstPrompts | None = None,
     clock: ActivityClock | None = None,
@@ -64,6 +68,8 @@ async def run_chain(
     Args:
         group_id, chain: name the trajectory, `<group_id>/<chain>`.
         seed_of_turn: seed of the turn's sampling, by the turn's number from 0.
+        rank: of chains that wait for the engine, those of the smallest rank go first, and of these the earliest turns:
+            who has most ahead of it must not start late.
         attempt: how many tries of this chain failed before; only recorded.
         prompts: of this agent, if many chains share them.
         clock: told when a generation or tools are in flight.
@@ -86,6 +92,7 @@ async def run_chain(
         sampling=sampling,
         greedy=greedy,
         seed_of_turn=seed_of_turn,
+        rank=rank,
         prompts=prompts or FirstPrompts(agent),
         clock=clock or ActivityClock(),
         resources=resources,
@@ -181,6 +188,7 @@ class _Chain:
         sampling: SamplingConfig,
         greedy: bool,
         seed_of_turn: Callable[[int], int],
+        rank: int,
         prompts: FirstPrompts,
         clock: ActivityClock,
         resources: ResourceEngine | None,
@@ -198,6 +206,7 @@ class _Chain:
         self._sampling = sampling
         self._greedy = greedy
         self._seed_of_turn = seed_of_turn
+        self._rank = rank
         self._clock = clock
         self._prompts = prompts
         self._generations = 0
@@ -317,6 +326,7 @@ class _Chain:
             seed=self._seed_of_turn(number),
             stop_token_ids=self._agent.chat.stop_token_ids,
             greedy=self._greedy,
+            priority=_priority(self._rank, number),
             messages=tuple(self._history),
             tools=self._prompts.schemas,
             images=tuple(self.pictures[digest].data for digest in self._shown()),
@@ -515,3 +525,8 @@ _METRICS = (
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def _priority(rank: int, turn: int) -> int:
+    """By rank, then by turn; see `GenerationRequest.priority`."""
+    return rank * _MOST_TURNS + min(turn, _MOST_TURNS - 1)

@@ -237,6 +237,7 @@ class _Collection:
                 sampling=self._config.sampling,
                 greedy=self._greedy,
                 seed_of_turn=lambda turn: self._seeds.turn(place.group_index, place.chain, turn),
+                rank=self._rank,
                 attempt=attempt,
                 prompts=self._prompts,
                 clock=self._clock,

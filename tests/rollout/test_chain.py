@@ -71,6 +71,15 @@ async def test_requests_carry_the_seed_of_their_turn_and_the_formats_stop_tokens
     assert all(request.stop_token_ids == (0,) and request.greedy for request in generate.requests)
 
 
+async def test_earlier_ranks_go_before_later_ones_and_earlier_turns_before_later_ones(world):
+    orders = {}
+    for rank in (-1, 0, 1):
+        generate = world.scripted(world.call("count"), "1")
+        await world.run(generate, rank=rank)
+        orders[rank] = [request.priority for request in generate.requests]
+    assert [*orders[-1], *orders[0], *orders[1]] == sorted({*orders[-1], *orders[0], *orders[1]})
+
+
 async def test_turns_whose_tokens_are_not_known_to_be_the_sampled_ones_are_counted(world):
     script = world.scripted(world.call("count"), "1")
 
