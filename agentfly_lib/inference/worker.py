@@ -29,9 +29,14 @@ class WeightLoading:
 
         model, tensors = self.get_model(), load_file(path)
         loaded: set[str] = model.load_weights(tensors.items())  # pyright: ignore[reportCallIssue]
-        missing = sorted({name for name, _ in model.named_parameters()} - loaded)
+        missing = sorted({_plain(name) for name, _ in model.named_parameters()} - set(map(_plain, loaded)))
         if missing:
             raise ValueError(
                 f"{path} leaves {len(missing)} parameters of the model as they were, the first is {missing[0]}"
             )
         return len(tensors)
+
+
+def _plain(name: str) -> str:
+    """A parameter's name without the layer that vLLM wraps around those that adapters may be added to."""
+    return name.replace(".base_layer.", ".")
