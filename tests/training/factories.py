@@ -36,24 +36,55 @@ def write_tiny_model(path: Path, *, tied: bool = True, **changes: Any) -> Path:
     return path
 
 
-def write_vision_model(path: Path, *, seed: int = 0) -> Path:
-    """The small model that sees, with random weights, saved as a model directory."""
+def write_vision_model(path: Path, *, seed: int = 0, family: str = "qwen2_vl") -> Path:
+    """A model that sees, as small as `tiny_vision`, with random weights, saved as a model directory."""
     import torch
-    from transformers import Qwen2VLForConditionalGeneration
+    from transformers import AutoModelForImageTextToText
 
     from agentfly_lib.models.made import save_network
-    from agentfly_lib.models.tiny_vision import build_vision_tokenizer, image_processor, vision_network_config
+    from agentfly_lib.models.tiny_vision import build_vision_tokenizer, image_processor
 
     torch.manual_seed(seed)
     tokenizer = build_vision_tokenizer()
     path.mkdir(parents=True)
-    model = Qwen2VLForConditionalGeneration(vision_network_config(tokenizer)).float()
+    model = AutoModelForImageTextToText.from_config(_vision_config(family, tokenizer)).float()
+    model.config.architectures = [type(model).__name__]
     with torch.no_grad():
         for parameter in model.model.visual.parameters():
             parameter.mul_(4.0)  # so that pictures matter to a network that has learnt nothing
     save_network(model, tokenizer, path)
     image_processor().save_pretrained(path)
     return path
+
+
+def _vision_config(family: str, tokenizer: Any) -> Any:
+    from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
+
+    from agentfly_lib.models.tiny_vision import vision_network_config
+
+    plain = vision_network_config(tokenizer)
+    if family == "qwen2_vl":
+        return plain
+    tokens = {name: value for name, value in plain.to_dict().items() if name.endswith("token_id")}
+    left_out = {"model_type", "architectures", "transformers_version"}
+    text = {name: value for name, value in plain.text_config.to_dict().items() if name not in left_out}
+    tower = {
+        "depth": 2,
+        "hidden_size": 64,
+        "out_hidden_size": text["hidden_size"],
+        "intermediate_size": 96,
+        "num_heads": 4,
+        "patch_size": 8,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "initializer_range": 0.1,
+    }
+    if family == "qwen2_5_vl":
+        tower |= {"window_size": 32, "fullatt_block_indexes": [1]}
+        return Qwen2_5_VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=True, **tokens)
+    text |= {"head_dim": 32, "rope_parameters": text["rope_parameters"] | {"mrope_interleaved": True}}
+    tower |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}
+    return Qwen3VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=True, **tokens)
 
 
 def segment(rng: np.random.Generator, length: int, *, sampled: slice | None = None) -> Segment:

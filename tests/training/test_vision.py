@@ -7,6 +7,7 @@ import hashlib
 import io
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -47,9 +48,12 @@ class Model:
 
 @pytest.fixture(scope="module")
 def model(vision_model: Path) -> Model:
-    from transformers import Qwen2VLForConditionalGeneration
+    return loaded(vision_model)
 
-    path = vision_model
+
+def loaded(path: Path) -> Model:
+    from transformers import AutoModelForImageTextToText
+
     network = load_policy(path, torch.float32)
     eyes = Eyes.of(path, network)
     assert eyes is not None
@@ -58,7 +62,7 @@ def model(vision_model: Path) -> Model:
         path=path,
         policy=PolicyModule(network, logit_chunk_tokens=64, banned=banned),
         eyes=eyes,
-        reference=Qwen2VLForConditionalGeneration.from_pretrained(path, attn_implementation="eager").float().eval(),
+        reference=AutoModelForImageTextToText.from_pretrained(path, attn_implementation="eager").float().eval(),
         banned=banned,
     )
 
@@ -216,6 +220,23 @@ def test_the_gradient_of_a_packed_row_is_the_sum_over_its_samples(model: Model) 
     assert packed.keys() == apart.keys() == dict(model.policy.named_parameters()).keys(), "the tower is trained too"
     tower = [name for name in packed if ".visual." in name]
     assert all(packed[name].abs().max() > 0 for name in tower if not name.endswith("k.bias"))
+    for name, of_row in packed.items():
+        torch.testing.assert_close(of_row, apart[name], atol=1e-6, rtol=1e-4, msg=lambda text, at=name: f"{at}: {text}")
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_relatives_are_packed_and_trained_alike(factories: ModuleType, tmp_path: Path, family: str) -> None:
+    """Windows in the tower (Qwen2.5-VL), and features that enter deeper layers too (Qwen3-VL)."""
+    other = loaded(factories.write_vision_model(tmp_path / family, family=family))
+    samples = [sample(other.eyes.reader, seed, parts) for seed, parts in enumerate([[5, 4], [8], [3, 3, 6]])]
+    total = sum(one.num_loss_tokens for one in samples)
+    with torch.no_grad():
+        logprobs, _, _ = other.policy(PolicyInputs(to_batch(samples), CPU, other.eyes))
+        expected = torch.cat([expected_logprobs(other, one) for one in samples])
+    torch.testing.assert_close(logprobs, expected, atol=2e-5, rtol=2e-5)
+
+    packed, apart = gradient(other, [samples], total), gradient(other, [[one] for one in samples], total)
+    assert packed.keys() == apart.keys() == dict(other.policy.named_parameters()).keys()
     for name, of_row in packed.items():
         torch.testing.assert_close(of_row, apart[name], atol=1e-6, rtol=1e-4, msg=lambda text, at=name: f"{at}: {text}")
 
