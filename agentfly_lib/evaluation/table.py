@@ -37,9 +37,9 @@ def _row(
     return {
         "policy": f"{version} (baseline)" if modes is baseline else str(version),
         "reward": _text(sampled and sampled.reward),
-        **{f"pass@{k}": _text(sampled and sampled.pass_at.get(k)) for k in ks},
-        "greedy": _text(greedy and greedy.reward),
         "gain": _MISSING if modes is baseline else _gain(baseline.get(main.mode), main),
+        "greedy": _text(greedy and greedy.reward),
+        **{f"pass@{k}": _text(sampled and sampled.pass_at.get(k)) for k in ks},
         "problems": str(main.problems),
         "unscored": str(sum(report.failed + report.dropped for report in modes.values())),
     }

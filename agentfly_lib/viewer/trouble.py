@@ -92,12 +92,18 @@ def _reasons(catalog: Catalog, filters: Filters, outcome: str) -> list[tuple[str
 
 
 def _lowest(catalog: Catalog, most: int) -> list[Trouble]:
+    """The lowest reward of each of the worst problems."""
     steps = catalog.steps()
-    rows = catalog.find(Filters(step=steps[-1], sort="reward", order="ascending"), limit=most).rows if steps else ()
+    rows = (
+        catalog.find(Filters(step=steps[-1], sort="reward", order="ascending"), limit=_MOST_READ).rows if steps else ()
+    )
+    worst: dict[str, Row] = {}
+    for row in rows:
+        if row.reward is not None:
+            worst.setdefault(row.problem_id, row)
     return [
         Trouble(what=f"reward {row.reward:g}, {row.stop}", count=1, message=row.question, example=row)
-        for row in rows
-        if row.reward is not None
+        for row in list(worst.values())[:most]
     ]
 
 

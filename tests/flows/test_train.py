@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from agentfly_lib.evaluation.report import read_report
 from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.learned import read_learned
 from agentfly_lib.store.scored import load_scored_groups
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -99,6 +100,36 @@ def test_mlflow_has_every_number_under_one_run(ci_run, root: Path) -> None:
     assert query(database, "select count(*) from trace_info")[0][0] >= 4
     artifacts = {path.name for path in (root / "mlartifacts").rglob("*") if path.is_file()}
     assert {"config.toml", "reward.png", "evaluations.json", "000003.json"} <= artifacts
+    assert {"report.md", "trajectories.html"} <= artifacts
+    assert "learner.update_timeout_seconds" not in params  # a default that tells nothing
+
+
+def test_the_report_shows_the_run(ci_run, root: Path) -> None:
+    text = (ci_run.directory / "report.md").read_text()
+    for part in (
+        "![reward](figures/reward.png)",
+        "| trajectories | 192 |",
+        "## Where a step's time goes",
+        "agentfly show",
+    ):
+        assert part in text
+    (on_page,) = query(root / "prefect" / "prefect.db", "select data from artifact where key = 'report-ci'")[0]
+    assert "data:image/png;base64," in on_page  # the page has no file to show
+    page = (ci_run.directory / "trajectories.html").read_text()
+    assert page.count('class="card chain"') == 24
+    assert "<script" not in page
+
+
+def test_an_update_leaves_what_it_saw_of_each_token(ci_run) -> None:
+    for step in range(3):
+        directory = RunDirectory(ci_run.directory).step(step)
+        trajectories = [each.id for group in load_scored_groups(directory) for each in group.trajectories]
+        seen = read_learned(directory, trajectories)
+        metrics = metrics_of(ci_run.directory, step)
+        assert (
+            sum(int(np.isfinite(each.advantages).sum()) for each in seen.values()) == metrics["train/loss_tokens/count"]
+        )
+        assert metrics["train/unrecorded_steps/count"] == 0
 
 
 def test_every_stage_is_a_prefect_task_with_its_name(ci_run, root: Path) -> None:

@@ -56,13 +56,16 @@ def test_the_table_links_and_says_how_to_print(troubled):
 def test_without_failures_the_lowest_rewards_of_the_newest_step(tmp_path):
     run = RunDirectory(tmp_path / "fine")
     for step in (0, 1):
-        name = f"{step:06d}-00000"
-        chains = [trajectory(name, chain) for chain in range(3)]
-        write_step(run, step, [group(name, *chains)], {each.id: float(each.chain) for each in chains})
-    found = troubles(run.path, most=4)
+        groups = []
+        for index in range(3):
+            name = f"{step:06d}-{index:05d}"
+            groups.append(group(name, *(trajectory(name, chain) for chain in range(2)), problem=f"p{index}"))
+        rewards = {each.id: each.chain + index for index, made in enumerate(groups) for each in made.trajectories}
+        write_step(run, step, groups, rewards)
+    found = troubles(run.path, most=4)  # two of them, each of another problem
     assert [(each.what, each.example.id) for each in found] == [
         ("reward 0, finished", "000001-00000/0"),
-        ("reward 1, finished", "000001-00000/1"),
+        ("reward 1, finished", "000001-00001/0"),
     ]
 
 

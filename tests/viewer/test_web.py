@@ -105,7 +105,7 @@ class TestPages:
 
     def test_a_trajectory_shows_turns_times_and_tokens(self, client):
         page = client.get("/train/0/000000-00000/0?colour=logprob").text
-        for text in ("tool double", "tokens", "0.5 s", "reward", "finish stop", "mean log-prob -0.500"):
+        for text in ("tool double", "tokens", "500 ms", "reward", "finish stop", "mean log-prob -0.500"):
             assert text in page
         assert page.count('title="token ') == len(b"[double 2]") + len("4 é".encode())
         assert 'class="t p3 ' in page  # exp(-0.5) = 0.607, the fourth of six shades

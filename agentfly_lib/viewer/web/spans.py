@@ -173,11 +173,11 @@ def _facts(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
         yield "try", str(trajectory.attempt + 1)
     for name, label in _TIMES.items():
         if name in trajectory.metrics:
-            yield label, f"{trajectory.metrics[name]:.3g} s"
+            yield label, _time(trajectory.metrics[name])
 
 
 def _turn_facts(turn: Turn, segment: Segment) -> tuple[str, ...]:
-    facts = [f"{turn.end - turn.start} tokens", f"{turn.seconds:.3g} s"]
+    facts = [f"{turn.end - turn.start} tokens", _time(turn.seconds)]
     if turn.sampled:
         values = segment.logprobs[turn.start : turn.end]
         known = values[~np.isnan(values)]
@@ -188,6 +188,10 @@ def _turn_facts(turn: Turn, segment: Segment) -> tuple[str, ...]:
     elif turn.reward is not None:
         facts.append(f"reward {turn.reward:g}")
     return tuple(facts)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _prompt(
