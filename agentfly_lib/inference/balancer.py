@@ -88,6 +88,9 @@ class PrefixBalancer:
         allowed = [name for name in self._load if name not in avoid]
         if not allowed:
             return None
+        if len(allowed) == 1:  # nothing to choose, and nothing worth remembering
+            self._load[allowed[0]] += 1
+            return allowed[0]
         flying = sum(self._load[name] for name in allowed) + 1
         limit = math.ceil(self._slack * flying / len(allowed))
         roomy = {name for name in allowed if self._load[name] < limit}
