@@ -631,6 +631,10 @@ def _run_flow(name: str, title: str, quiet: bool, *arguments: Any) -> Any:
 
 def _existing_run(run: Path) -> Path:
     if (run / "config.toml").exists():
+        from agentfly_lib.store.layout import RunDirectory
+        from agentfly_lib.store.layout_version import check_layout
+
+        check_layout(RunDirectory(run))
         return run
     near = sorted(str(path.parent) for path in run.parent.glob("*/config.toml"))
     raise UserError(f"{run} is not a run directory (no config.toml). Runs there: {', '.join(near) or 'none'}")

@@ -37,6 +37,7 @@ from agentfly_lib.resources.pool import Pool
 from agentfly_lib.rollout import ChainSlots
 from agentfly_lib.store.atomic import write_bytes
 from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.layout_version import check_layout, write_layout
 from agentfly_lib.store.lock import RunLock
 from agentfly_lib.tracking.parameters import run_parameters
 from agentfly_lib.tracking.provenance import provenance_tags
@@ -286,7 +287,9 @@ async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterat
     directory = RunDirectory(config.run.directory)
     with leash(), RunLock(directory):
         if not directory.config_file.exists():
+            write_layout(directory)  # first: a directory that has a config has said what it is
             write_bytes(directory.config_file, config_toml(config).encode())
+        check_layout(directory)
         check_same_config(config)
         tracker = Tracker.open(directory.path, config.tracking, run_name=config.run.name, root=config.run.root)
         status: RunStatus = "FAILED"

@@ -17,6 +17,7 @@ from agentfly_lib.evaluation.compare import Comparison, compare
 from agentfly_lib.evaluation.report import EvaluationReport, read_report
 from agentfly_lib.store.atomic import read_json
 from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.layout_version import check_layout
 
 __all__ = ["Progress", "RunComparison", "RunSummary", "compare_runs", "find_runs", "read_run"]
 
@@ -78,6 +79,7 @@ def read_run(path: Path) -> RunSummary:
     directory = RunDirectory(path)
     if not directory.config_file.exists():
         raise UserError(f"{path} is not a run directory (no config.toml)")
+    check_layout(directory)
     config = load_config(directory.config_file)
     points, tokens, seconds, step = [], 0.0, 0.0, 0
     for version in directory.evaluations():

@@ -1,6 +1,7 @@
 """Where everything of a run lies.
 
     <run>/config.toml                                the resolved recipe
+          layout.json                                the version of this layout, and the release that made it
           model.json                                 the starting model: where it is, and its fingerprint
           run.lock, run.owner.json                   who is using the directory
           steps/000012/                              a `StepDirectory`
@@ -100,6 +101,11 @@ class RunDirectory:
     @property
     def config_file(self) -> Path:
         return self.path / "config.toml"
+
+    @property
+    def layout_file(self) -> Path:
+        """Which layout this is (`layout_version`)."""
+        return self.path / "layout.json"
 
     @property
     def model_file(self) -> Path:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from agentfly_lib.cli import app
 from agentfly_lib.configs import load_config
+from agentfly_lib.errors import AgentFlyError
 from agentfly_lib.evaluation import read_report
 from agentfly_lib.evaluation.runs import find_runs
 from agentfly_lib.refs import ModelRef, StepReport
@@ -36,6 +37,7 @@ from agentfly_lib.store import (
     step_balance,
 )
 from agentfly_lib.store.atomic import read_json
+from agentfly_lib.store.layout_version import LAYOUT_VERSION, check_layout, write_layout
 from agentfly_lib.types import (
     Failure,
     FailureKind,
@@ -198,6 +200,30 @@ def test_a_run_directory_opens(run):
 
 def all_groups(step: StepDirectory) -> list:
     return list(iter_groups(step, read_rollout_manifest(step)))
+
+
+def test_a_run_directory_says_its_layout(run):
+    directory = RunDirectory(run)
+    assert check_layout(directory) == 1  # nothing says so: it is older than the saying
+    write_layout(directory)
+    assert check_layout(directory) == LAYOUT_VERSION
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f'{{"layout": {LAYOUT_VERSION + 1}, "program": "9.1.0", "more": 1}}', "written by release 9.1.0"),
+        ('{"layout": 0, "program": "1"}', "does not say which layout"),
+        ("[]", "does not say which layout"),
+    ],
+)
+def test_a_layout_of_a_newer_release_is_refused_by_every_command(run, text, message):
+    RunDirectory(run).layout_file.write_text(text)
+    with pytest.raises(AgentFlyError, match=message):
+        check_layout(RunDirectory(run))
+    for command in (["ledger", run], ["show", run], ["compare", run, run]):
+        assert message in str(CliRunner().invoke(app, list(map(str, command))).exception)
+    assert message in find_runs(run.parent)[1][0]
 
 
 def test_commands_read_it(run):
