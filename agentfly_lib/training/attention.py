@@ -28,7 +28,7 @@ __all__ = ["ATTENTION", "Block", "Documents", "document_attention", "register_at
 ATTENTION = "agentfly_documents"
 """Name for `attn_implementation`."""
 
-BLOCK_FILL = 0.75
+BLOCK_FILL = 0.85
 """A document joins a block only if it is at least this long relative to the block's longest."""
 
 

@@ -43,7 +43,7 @@ from agentfly_lib.training.liger import use_liger
 from agentfly_lib.training.lora import adapter_files, add_adapters, without_adapters
 from agentfly_lib.training.metrics import finite_only, sample_metrics
 from agentfly_lib.training.packing import plan_step, to_batch
-from agentfly_lib.training.policy import PolicyInputs, PolicyModule, load_policy
+from agentfly_lib.training.policy import PolicyInputs, PolicyModule, attention_tokens, load_policy
 from agentfly_lib.training.quantize import require_quantization
 from agentfly_lib.training.reshape import can_reshape, needs_universal, universal_checkpoint
 from agentfly_lib.training.samples import build_samples
@@ -109,14 +109,10 @@ class LearnerRank:
         policy_model = load_policy(model.path, dtype, quantized_on=self.device if lora and lora.quantize else None)
         use_liger(policy_model, config.learner, self.device)
         self._vocab_size = int(policy_model.config.get_text_config().vocab_size)
+        self._attention_tokens = attention_tokens(policy_model)
         if config.learner.gradient_checkpointing:
             policy_model.gradient_checkpointing_enable({"use_reentrant": False})
         self._eyes = Eyes.of(model.path, policy_model)
-        if self._eyes is not None and config.learner.sequence_parallel > 1:
-            raise ConfigError(
-                f"learner.sequence_parallel={config.learner.sequence_parallel}: ranks cannot share rows of a model that "
-                "sees; set it to 1"
-            )
         if config.learner.freeze_vision:
             freeze_tower(policy_model)
         if lora is not None:
@@ -191,6 +187,7 @@ class LearnerRank:
                 minibatches=optim.minibatches,
                 world=self.world // learner.sequence_parallel,
                 microbatch_tokens=learner.microbatch_tokens,
+                attention_tokens=self._attention_tokens,
             )
         work = StepUpdate(
             engine=self.engine,

@@ -4,7 +4,8 @@ Three deals, each a pure function of the samples alone, so that every rank finds
 
 1. Trajectories into minibatches (one optimizer update each), longest first in a snake order, which balances both their
    number and their tokens. It does not depend on the number of ranks, so the updates are the same on any number.
-2. The trajectories of a minibatch onto ranks: longest first, each to the rank with the fewest tokens.
+2. The trajectories of a minibatch onto ranks: costliest first, each to the rank with the least to do. What a sample
+   costs grows with its tokens, and, by attention, with their square.
 3. The samples of a rank into micro-batches of at most `microbatch_tokens`, first-fit decreasing.
 
 All segments of a trajectory stay together up to step 3. Every rank gets the same number of micro-batches, padded with
@@ -13,6 +14,7 @@ empty ones, because ranks meet in collective operations during each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -47,12 +49,26 @@ class StepPlan:
     """Share of token slots without work: what ranks wait for the longest one, micro-batch by micro-batch."""
 
 
-def plan_step(samples: Sequence[TrainingSample], *, minibatches: int, world: int, microbatch_tokens: int) -> StepPlan:
-    """Deals the step's samples; deterministic, independent of the order in which trajectories are given."""
+def plan_step(
+    samples: Sequence[TrainingSample],
+    *,
+    minibatches: int,
+    world: int,
+    microbatch_tokens: int,
+    attention_tokens: float = math.inf,
+) -> StepPlan:
+    """Deals the step's samples; deterministic, independent of the order in which trajectories are given.
+
+    attention_tokens: length at which a token costs as much in attention as in all else.
+    """
     by_trajectory: dict[str, list[int]] = {}
     for index, sample in enumerate(samples):
         by_trajectory.setdefault(sample.trajectory_id, []).append(index)
     tokens = {name: sum(len(samples[index]) for index in indices) for name, indices in by_trajectory.items()}
+    cost = {
+        name: sum(len(samples[index]) * (1 + len(samples[index]) / attention_tokens) for index in indices)
+        for name, indices in by_trajectory.items()
+    }
     longest_first = sorted(by_trajectory, key=lambda name: (-tokens[name], name))
 
     dealt: list[list[str]] = [[] for _ in range(minibatches)]
@@ -66,11 +82,11 @@ def plan_step(samples: Sequence[TrainingSample], *, minibatches: int, world: int
     for number, names in enumerate(dealt):
         if not names:
             continue
-        loads = [0] * world
+        loads = [0.0] * world
         hands: list[list[int]] = [[] for _ in range(world)]
-        for name in names:
+        for name in sorted(names, key=lambda name: (-cost[name], name)):
             rank = loads.index(min(loads))
-            loads[rank] += tokens[name]
+            loads[rank] += cost[name]
             hands[rank] += by_trajectory[name]
         packed = [
             first_fit_decreasing([len(samples[index]) for index in hand], microbatch_tokens, hand) for hand in hands
@@ -84,7 +100,7 @@ def plan_step(samples: Sequence[TrainingSample], *, minibatches: int, world: int
             )
         )
         numbers.append(number)
-        busy += sum(loads)
+        busy += sum(tokens[name] for name in names)
         for place in range(depth):
             slots += world * max(sum(len(samples[index]) for index in rank[place]) for rank in ranks)
     return StepPlan(

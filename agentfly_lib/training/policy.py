@@ -23,7 +23,7 @@ from agentfly_lib.training.sequence import SequenceGroup
 from agentfly_lib.training.vision import Eyes
 from agentfly_lib.types import Batch
 
-__all__ = ["PolicyInputs", "PolicyModule", "ValueHead", "load_policy", "token_logprobs"]
+__all__ = ["PolicyInputs", "PolicyModule", "ValueHead", "attention_tokens", "load_policy", "token_logprobs"]
 
 HEAD_SCALINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
 """Config entries of architectures whose logits are more than the head's output."""
@@ -206,6 +206,18 @@ def token_logprobs(
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(everything.exp() * everything).sum(-1)
     return everything.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
+
+
+def attention_tokens(model: PreTrainedModel) -> float:
+    """Length at which a token costs as much in causal attention as in all other layers, the output head aside."""
+    shape = model.config.get_text_config()
+    width = shape.num_attention_heads * (
+        getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    )
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    head = model.get_output_embeddings()
+    weights = sum(module.in_features * module.out_features for module in linear if module is not head)
+    return weights / (shape.num_hidden_layers * width)
 
 
 def load_policy(path: Path, dtype: torch.dtype, *, quantized_on: torch.device | None = None) -> PreTrainedModel:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from agentfly_lib.errors import ModelError  # noqa: E402
 from agentfly_lib.training.attention import Documents, document_attention, register_attention  # noqa: E402
+from agentfly_lib.training.packing import plan_step, to_batch  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -88,3 +89,25 @@ def test_a_model_sees_nothing_of_the_other_documents(tiny_model: Path, factories
     changed[:7] = (changed[:7] + 1) % factories.VOCABULARY
     assert torch.equal(logits(ids)[7:], logits(changed)[7:])
     assert not torch.equal(logits(ids)[:7], logits(changed)[:7])
+
+
+def test_a_long_tail_of_lengths_leaves_hardly_any_padding(factories: ModuleType) -> None:
+    """64 sequences of mean 411 and at most 1,439 tokens: rows hold tokens alone, attention's blocks little else."""
+    lengths = np.random.default_rng(0).lognormal(0.0, 0.75, 64)
+    for _ in range(20):
+        lengths = np.minimum(lengths * 411 / lengths.mean(), 1439)
+    samples = factories.samples(0, lengths.astype(int).tolist())
+    plan = plan_step(samples, minibatches=1, world=2, microbatch_tokens=8192)
+    tokens = slots = attended = 0
+    for rank in plan.minibatches[0].ranks:
+        for row in rank:
+            batch = to_batch([samples[index] for index in row])
+            tokens += sum(len(samples[index]) for index in row)
+            slots += len(batch.token_ids)
+            documents = Documents.of(batch.boundaries, len(batch.token_ids), CPU)
+            attended += documents.slots
+    assert tokens == sum(map(len, samples))
+    assert 1 - tokens / slots <= 0.001
+    assert 1 - tokens / attended <= 0.05
+    padded_to_the_longest = len(samples) * max(map(len, samples))
+    assert 1 - tokens / padded_to_the_longest > 0.65, "what padding would waste"

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfly_lib.training.packing import first_fit_decreasing, plan_step, to_batch
+from agentfly_lib.training.packing import StepPlan, first_fit_decreasing, plan_step, to_batch
 from agentfly_lib.types import TrainingSample
 
 
@@ -81,6 +81,20 @@ def test_minibatches_do_not_depend_on_the_ranks_nor_on_the_order_given(
     shuffled = samples.copy()
     shuffler.shuffle(shuffled)
     assert members(samples, 1) == members(samples, 3) == members(shuffled, 2)
+
+
+def test_ranks_share_the_cost_and_not_only_the_tokens() -> None:
+    """One sequence of 40 costs 40 (1 + 40 / 10) = 200; sixty of 2 cost 144 and have three times its tokens."""
+    samples = samples_of([40] + [2] * 60)
+    even = plan_step(samples, minibatches=1, world=2, microbatch_tokens=1000)
+    by_cost = plan_step(samples, minibatches=1, world=2, microbatch_tokens=1000, attention_tokens=10.0)
+
+    def tokens(plan: StepPlan) -> list[int]:
+        (minibatch,) = plan.minibatches
+        return [sum(len(samples[index]) for row in rank for index in row) for rank in minibatch.ranks]
+
+    assert tokens(even) == [80, 80]
+    assert tokens(by_cost) == [40, 120]
 
 
 def test_minibatches_are_balanced() -> None:

@@ -1,0 +1,146 @@
+"""Memory over many small steps: does any process of a run grow, and is anything left when it has ended?
+
+`python -m benchmarks.endurance [STEPS]` trains the recipe `ci` for 200 steps and looks at the memory of each of its
+processes every two seconds. Growth is told after a warm-up of a fifth of the steps, as what a straight line through the
+rest gains from its beginning to its end; the caches that fill up later are in it. Not among the benchmarks that run by
+themselves: it takes minutes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from agentfly_lib.store.layout import RunDirectory
+from benchmarks.report import Finding, show
+
+__all__ = ["main"]
+
+WARM_UP = 0.2
+EVERY_SECONDS = 2.0
+LIMIT_SECONDS = 3600.0
+GROWTH_MIB = 32.0
+"""Bar for one process over the whole run: far less than a batch kept from each step would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one process: what it is, and (finished steps of the run, MiB of its own) as time goes on."""
+
+    what: str
+    seen: list[tuple[int, float]] = field(default_factory=list)
+
+    def growth(self, steps: int) -> float | None:
+        """MiB that it gains after the warm-up; None for a process that was not there for half of that time."""
+        after = np.array([each for each in self.seen if each[0] >= WARM_UP * steps])
+        if len(after) < 10 or after[-1, 0] - after[0, 0] < (1 - WARM_UP) * steps / 2:
+            return None
+        slope = np.polyfit(after[:, 0], after[:, 1], 1)[0]
+        return float(slope * (after[-1, 0] - after[0, 0]))
+
+
+def main(steps: int = 200) -> bool:
+    """Runs it; True if nothing grows and nothing is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder).resolve()
+        run = RunDirectory(root / "endurance")
+        before = set(Path("/dev/shm").iterdir())
+        watched, seconds = _watch(root, run, steps)
+        left = _processes(root)
+        files = [path for path in root.rglob("*") if path.name.endswith(".tmp")]
+        shared = {path for path in Path("/dev/shm").iterdir() if path.name.startswith("agentfly")} - before
+    findings = [
+        Finding(what=f"{each.what}: growth", value=growth, unit="MiB", bar=GROWTH_MIB)
+        for each in watched
+        if (growth := each.growth(steps)) is not None
+    ]
+    findings += [
+        Finding(what=f"{each.what}: at the end", value=each.seen[-1][1], unit="MiB")
+        for each in watched
+        if each.growth(steps) is not None
+    ]
+    findings += [
+        Finding(what="processes left", value=len(left), unit="", bar=0),
+        Finding(what="temporary files left", value=len(files), unit="", bar=0),
+        Finding(what="folders in shared memory left", value=len(shared), unit="", bar=0),
+        Finding(what="wall time", value=seconds, unit="s"),
+    ]
+    return show("endurance", findings, notes=f"{steps} steps of recipes/ci.toml, checkpoints every 10")
+
+
+def _watch(root: Path, run: RunDirectory, steps: int) -> tuple[list[Memory], float]:
+    command = [sys.executable, "-m", "agentfly_lib", "train", "recipes/ci.toml", "--quiet"]
+    for override in (f"run.root={root}", "run.name=endurance", f"run.steps={steps}", "checkpoint.every_steps=10"):
+        command += ["--set", override]
+    command += ["--set", "evaluation.every_steps=0"]
+    watched: dict[tuple[int, float], Memory] = {}
+    started = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            if time.monotonic() - started > LIMIT_SECONDS:
+                process.kill()
+                raise RuntimeError(f"{steps} steps took longer than {LIMIT_SECONDS:.0f} s")
+            done = len(list(run.path.glob("steps/*/metrics.json")))
+            for each in _processes(root):
+                try:
+                    memory = watched.setdefault((each.pid, each.create_time()), Memory(_title(each, process.pid)))
+                    memory.seen.append((done, each.memory_full_info().uss / 2**20))
+                except psutil.Error:
+                    continue
+            time.sleep(EVERY_SECONDS)
+        if process.returncode:
+            raise RuntimeError(f"the run ended with exit status {process.returncode}")
+    return _numbered(list(watched.values())), time.monotonic() - started
+
+
+def _processes(root: Path) -> list[psutil.Process]:
+    """Those that were started with this root as their home."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("PREFECT_HOME", "").startswith(str(root)):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _title(process: psutil.Process, driver: int) -> str:
+    if process.pid == driver:
+        return "driver"
+    line = " ".join(process.cmdline())
+    for piece, title in (
+        ("LearnerActor", "learner rank"),
+        ("EngineServer", "engine"),
+        ("raylet", "Ray: raylet"),
+        ("gcs_server", "Ray: control"),
+        ("ray::", "Ray: other worker"),
+        ("ray/", "Ray: service"),
+        ("prefect", "Prefect API"),
+    ):
+        if piece in line:
+            return title
+    return process.name()
+
+
+def _numbered(watched: list[Memory]) -> list[Memory]:
+    """Titles that several have get a number."""
+    count: dict[str, int] = defaultdict(int)
+    made = []
+    for each in watched:
+        count[each.what] += 1
+        suffix = f" {count[each.what]}" if count[each.what] > 1 else ""
+        made.append(Memory(f"{each.what}{suffix}", each.seen))
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main(*map(int, sys.argv[1:2])) else 1)
