@@ -78,3 +78,28 @@ def test_a_row_is_readable_and_is_json(trajectory: Trajectory, problem: Problem)
     assert row["reward_part/format"] == 0.5
     assert row["conversation"].splitlines()[1:] == ["[tool] 35", "[tool] noon", "[assistant] The answer is \\boxed{35}"]
     assert json.loads(json.dumps(row)) == row
+
+
+def test_pictures_written_as_addresses_are_marked_and_not_copied(trajectory: Trajectory, problem: Problem):
+    url = "data:image/png;base64," + "iVBORw0KGgo" * 20
+    part = {"type": "image_url", "image_url": {"url": url}}
+    asked = dataclasses.replace(
+        problem, messages=({"role": "user", "content": [{"type": "text", "text": f"this: {url}"}, part]},)
+    )
+    segment = trajectory.segments[0]
+    turns = tuple(
+        dataclasses.replace(turn, message=turn.message | {"content": f"{turn.message.get('content')} {url}"})
+        for turn in segment.turns
+    )
+    seen = dataclasses.replace(trajectory, segments=(dataclasses.replace(segment, turns=turns),))
+    spans = trajectory_spans(seen, asked, end_ns=END)
+    assert "iVBORw0KGgo" not in json.dumps(spans)
+    mark = "[image/png, 242 characters]"
+    (chain, *_) = spans
+    assert chain["inputs"]["messages"][0]["content"] == [
+        {"type": "text", "text": f"this: {mark}"},
+        {"type": "image_url", "image_url": {"url": mark}},
+    ]
+    row = trajectory_row(seen, asked, step=0)
+    assert "iVBORw0KGgo" not in json.dumps(row)
+    assert mark in row["conversation"]

@@ -177,3 +177,14 @@ def test_pictures_are_marked_and_not_printed():
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
     ]
     assert content_text({"role": "tool", "content": parts}) == "Look:\n[image_url]"
+
+
+def test_addresses_that_carry_their_contents_are_marked():
+    url = "data:image/png;base64," + "A" * 200
+    assert content_text({"content": f"see {url}!"}) == "see [image/png, 222 characters]!"
+    assert content_text(
+        {"content": [{"type": "text", "text": url}, {"type": "image_url", "image_url": {"url": url}}]}
+    ) == ("[image/png, 222 characters]\n[image_url]")
+    assert content_text({"content": {"url": url}}) == "{'url': '[image/png, 222 characters]'}"
+    for short in ("data:,hello", "the data: a, b", "data:image/png;base64,AAAA"):
+        assert content_text({"content": short}) == short
