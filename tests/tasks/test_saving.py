@@ -1,0 +1,141 @@
+"""When a run takes note of a checkpoint that is written in the background, and what it does about one that was not."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+import tasks.update as subject
+from agentfly_lib.configs import CheckpointConfig
+from agentfly_lib.errors import ShardError
+from agentfly_lib.refs import CheckpointRef, LearnerRef
+from agentfly_lib.store.layout import RunDirectory
+
+
+class FakeLearner:
+    """Ranks that write when they are told to; `fate` is what becomes of what was begun."""
+
+    def __init__(self) -> None:
+        self.begun: list[Path] = []
+        self.saved: list[Path] = []
+        self.fate: Any = "writing"
+
+    def __call__(self, *_: Any) -> FakeLearner:
+        return self
+
+    async def begin_save(self, path: Path) -> None:
+        self.begun.append(path)
+
+    async def finish_save(self, *, wait: bool) -> tuple[bool, CheckpointRef | None]:
+        if self.fate == "writing" and not wait:
+            return False, None
+        fate, self.fate = self.fate, "gone"
+        if isinstance(fate, Exception):
+            raise fate
+        return True, None if fate == "gone" else _ref(self.begun[-1])
+
+    async def save(self, path: Path) -> CheckpointRef:
+        self.saved.append(path)
+        return _ref(path)
+
+
+def _ref(path: Path) -> CheckpointRef:
+    return CheckpointRef(path=path, policy_version=int(path.name), digest="d")
+
+
+@pytest.fixture
+def ranks() -> FakeLearner:
+    return FakeLearner()
+
+
+@pytest.fixture
+def session(tmp_path: Path, ranks: FakeLearner, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    logged: list[int] = []
+    made = SimpleNamespace(
+        config=SimpleNamespace(
+            learner=SimpleNamespace(update_timeout_seconds=60.0, start_timeout_seconds=60.0),
+            checkpoint=CheckpointConfig(),
+            run=SimpleNamespace(steps=4),
+        ),
+        directory=RunDirectory(tmp_path),
+        tracker=SimpleNamespace(log_checkpoint=lambda path, *, version, digest: logged.append(version)),
+        display=SimpleNamespace(stage=lambda name: nullcontext()),
+        times=SimpleNamespace(outside=nullcontext),
+        learning=asyncio.Lock(),
+        closing=AsyncExitStack(),
+        saving=None,
+        settles=False,
+        logged=logged,
+    )
+    (tmp_path / "checkpoints").mkdir()
+
+    async def living(_session: Any, version: int, learner: LearnerRef) -> LearnerRef:
+        return learner
+
+    for name, value in {
+        "current_session": lambda: made,
+        "living_learner": living,
+        "Learner": ranks,
+        "_announce": lambda *_: None,
+        "settle": subject.settle.fn,
+    }.items():
+        monkeypatch.setattr(subject, name, value)
+    return made
+
+
+def held(version: int) -> LearnerRef:
+    return LearnerRef(names=("rank",), namespace="n", policy_version=version)
+
+
+async def test_the_run_goes_on_and_takes_note_later(session: SimpleNamespace, ranks: FakeLearner) -> None:
+    await subject.checkpoint.fn(2, held(2))
+    assert (session.saving, session.logged) == (2, [])
+    await subject.settle(held(3), wait=False)
+    assert (session.saving, session.logged) == (2, []), "it is still being written"
+    ranks.fate = "done"
+    await subject.settle(held(3), wait=False)
+    assert (session.saving, session.logged, ranks.saved) == (None, [2], [])
+
+
+async def test_the_next_checkpoint_waits_for_the_one_before(session: SimpleNamespace, ranks: FakeLearner) -> None:
+    await subject.checkpoint.fn(1, held(1))
+    await subject.checkpoint.fn(2, held(2))
+    assert (session.saving, session.logged) == (2, [1])
+
+
+async def test_the_last_one_is_waited_for(session: SimpleNamespace, ranks: FakeLearner) -> None:
+    await subject.checkpoint.fn(4, held(4))
+    assert (session.saving, session.logged) == (None, [4])
+
+
+async def test_a_failure_is_raised_and_made_up_for_by_the_next_try(
+    session: SimpleNamespace, ranks: FakeLearner
+) -> None:
+    await subject.checkpoint.fn(2, held(2))
+    ranks.fate = ShardError("the disk is full")
+    with pytest.raises(ShardError, match="the disk is full"):
+        await subject.settle(held(3), wait=False)
+    assert session.saving == 2, "nothing was saved, so it is still owed"
+    await subject.settle(held(3), wait=False)
+    assert [path.name for path in ranks.saved] == ["000003"]
+    assert (session.saving, session.logged) == (None, [3])
+
+
+async def test_one_that_went_with_its_ranks_is_made_up_for(session: SimpleNamespace, ranks: FakeLearner) -> None:
+    await subject.checkpoint.fn(2, held(2))
+    ranks.fate = "gone"
+    await subject.settle(held(3), wait=False)
+    assert ([path.name for path in ranks.saved], session.logged) == (["000003"], [3])
+
+
+async def test_a_session_that_ends_early_waits_for_the_writer(session: SimpleNamespace, ranks: FakeLearner) -> None:
+    await subject.checkpoint.fn(2, held(2))
+    await session.closing.aclose()
+    assert ranks.fate == "gone", "it was asked, and waited for"
