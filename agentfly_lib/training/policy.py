@@ -53,8 +53,8 @@ class PolicyInputs:
         if eyes is not None:
             seen = eyes.see(batch)
             batch, position_ids = seen.batch, torch.from_numpy(seen.position_ids).unsqueeze(1)
-            self.pixels = {name: tensor.to(device) for name, tensor in seen.pixels.items()}
-            """What the model takes of the row's pictures."""
+            self.pixels = seen.pixels
+            """What the model takes of the row's pictures; on the CPU until it does, for a step's are many."""
         selected = torch.from_numpy(batch.loss_mask).nonzero().squeeze(1)
         token_ids = torch.from_numpy(batch.token_ids)
         self.targets = token_ids[selected].to(device)  # [N]
@@ -121,7 +121,7 @@ class PolicyModule(torch.nn.Module):
             "position_ids": inputs.position_ids,
             "documents": inputs.documents,
             "use_cache": False,
-            **inputs.pixels,
+            **{name: tensor.to(inputs.token_ids.device) for name, tensor in inputs.pixels.items()},
         }
         banned = None if inputs.whole_vocabulary else self.banned
         head, targets = self.model.get_output_embeddings(), inputs.targets
