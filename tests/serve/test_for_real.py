@@ -203,21 +203,6 @@ def test_a_second_registration_leaves_the_page_alone(served: Served) -> None:
     assert [entry["name"] for entry in automations] == ["checkpoint__automation_1"]
 
 
-def test_a_second_serve_of_the_same_folder_is_refused(served: Served) -> None:
-    ports = ["--prefect-port", str(free_port()), "--mlflow-port", str(free_port())]
-    second = subprocess.run(
-        [sys.executable, "-m", "agentfly_lib", "serve", "--root", str(served.root), *ports],
-        cwd=served.project,
-        env=served.environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert second.returncode == 2
-    assert f"{served.root} is served already" in second.stderr
-
-
 def test_a_schedule_fires(served: Served) -> None:
     def done() -> list[dict[str, Any]]:
         runs = served.flow_runs("prepare-gsm8k")
