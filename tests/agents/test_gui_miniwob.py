@@ -1,4 +1,4 @@
-"""`GUIAgent` on pages in a real Chromium: what it sees is in the prompt as tokens, and in the shard as pictures."""
+"""`GUIAgent` on pages in a real Chromium: what it sees is in the prompt as tokens, in the shard and in the viewer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from agentfly_lib.data.environment import environment_problems
 from agentfly_lib.envs.spec import environment_spec
 from agentfly_lib.errors import UserError
 from agentfly_lib.inference import GenerationRequest, ScriptedGenerate
-from agentfly_lib.store.shards import read_part, write_part
+from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.tools.environment import environment_tools
 from agentfly_lib.types import TrajectoryGroup
+from agentfly_lib.viewer.web.pages import Viewer
+from agentfly_lib.viewer.web.shelf import Shelf
 from tests.chat.vision_models import model_directory
+from tests.viewer.built_runs import write_step
 
 PAGES = ("click-test", "click-button", "enter-text", "click-checkboxes", "login-user", "focus-text")
 SETTINGS = {"observation": "both", "pages": PAGES}
@@ -64,7 +67,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_directory("qwen2_5_vl", tmp_path_factory.mktemp("seeing"))
 
 
-async def test_a_scripted_policy_earns_what_the_pages_give_and_its_screens_are_kept(model_path, tmp_path):
+async def test_a_scripted_policy_earns_what_the_pages_give_and_its_screens_are_kept_and_shown(model_path, tmp_path):
     spec = environment_spec("miniwob", SETTINGS, cap=1)
     try:
         spec.check()
@@ -97,9 +100,15 @@ async def test_a_scripted_policy_earns_what_the_pages_give_and_its_screens_are_k
         TrajectoryGroup(id=each.group_id, problem=problem, trajectories=(each,))
         for problem, each in zip(problems, result.trajectories, strict=True)
     ]
-    write_part(tmp_path / "part-00000.arrow", groups, step=0)
-    for group in read_part(tmp_path / "part-00000.arrow"):
+    run = RunDirectory(tmp_path / "run")
+    write_step(run, 0, groups)
+    viewer = Viewer(Shelf(run.path, load_chat=lambda: chat))
+    for group in (viewer.main.catalog.group("train", 0, each.id) for each in groups):
         (trajectory,) = group.trajectories
+        page = viewer.group(0, group.id, {})
+        for digest in trajectory.pictures:
+            assert f'<img src="/pictures/train/0/{group.id}/{digest}"' in page
+            assert viewer.picture("train", 0, group.id, digest) == (trajectory.pictures[digest], "image/png")
         (segment,) = trajectory.segments
         turns = trajectory.num_turns
         assert len(segment.images) == turns, "a screen before each action"

@@ -203,8 +203,10 @@ def _prompt(
 ) -> Iterator[TurnView]:
     """What stood before the first turn: the problem's messages, and everything as it was encoded."""
     end = segment.turns[0].start if segment.turns else len(segment)
+    left = {image.digest: trajectory.pictures[image.digest] for image in segment.images if image.end <= end}
     for message in group.problem.messages if group is not None else ():
         shown, hidden = _pictures(trajectory, message, link)
+        left = {digest: data for digest, data in left.items() if digest not in message_pictures(message, left)}
         yield TurnView(
             speaker=speaker(message),
             kind="prompt",
@@ -212,13 +214,19 @@ def _prompt(
             pictures=shown,
             hidden_pictures=hidden,
         )
+    if left:  # an agent may show what stands in the problem's columns
+        shown, hidden = _links(left, link)
+        yield TurnView(speaker="shown in the prompt", kind="prompt", spans=(), pictures=shown, hidden_pictures=hidden)
     if chat is not None:
         raw = _text(_decode(chat, segment, 0, end))
         yield TurnView(speaker="the prompt as it was encoded", kind="raw", spans=raw, facts=(f"{end} tokens",))
 
 
 def _pictures(trajectory: Trajectory, message: Message, link: PictureLink | None) -> tuple[tuple[str, ...], int]:
-    found = message_pictures(message, dict(trajectory.pictures))
+    return _links(message_pictures(message, dict(trajectory.pictures)), link)
+
+
+def _links(found: Mapping[str, bytes], link: PictureLink | None) -> tuple[tuple[str, ...], int]:
     links = [None if link is None else link(digest, data) for digest, data in found.items()]
     shown = tuple(each for each in links if each is not None)
     return shown, len(links) - len(shown)
