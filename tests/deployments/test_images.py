@@ -20,6 +20,8 @@ from agentfly_lib.envs.registry import SHIPPED_ENVIRONMENTS
 REPOSITORY = Path(__file__).resolve().parents[2]
 IMAGES = REPOSITORY / "deployments" / "images"
 FILES = sorted(IMAGES.glob("*.Dockerfile"))
+HANDED_OVER = re.findall(r"^!(\S+)$", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE)
+"""What a build gets to see."""
 ENVIRONMENTS = sorted(set(SHIPPED_ENVIRONMENTS) - {"gymnasium", "openenv"})
 """Those two are made of packages of the user's own, and of a server that is there already."""
 
@@ -132,6 +134,7 @@ def test_what_is_copied_is_there(dockerfile: Dockerfile) -> None:
         words = [word for word in copied.split() if not word.startswith("--")]
         if "--from" not in copied:
             assert all((REPOSITORY / source).exists() for source in words[:-1]), copied
+            assert all(source.split("/")[0] in HANDED_OVER for source in words[:-1]), f"{copied}: see .dockerignore"
 
 
 @pytest.mark.skipif(shutil.which("hadolint", path=str(Path(sys.executable).parent)) is None, reason="make check")
