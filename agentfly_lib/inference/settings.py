@@ -128,6 +128,7 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled, after temperature
         "worker_extension_cls": "agentfly_lib.inference.worker.WeightLoading",
+        "scheduling_policy": "priority",
         "disable_log_stats": True,
         "seed": 0,
     }
@@ -137,7 +138,7 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         arguments["weight_transfer_config"] = {"backend": settings.transfer}
     if settings.lora_rank:
         rank = next((size for size in _LORA_RANKS if size >= settings.lora_rank), settings.lora_rank)
-        arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1, "lora_dtype": inference.dtype}
+        arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
     if not cpu:
         return arguments | {
             "gpu_memory_utilization": inference.gpu_memory_fraction,

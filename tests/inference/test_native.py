@@ -28,7 +28,7 @@ def request(seed=3, max_tokens=16) -> GenerationRequest:
 
 def receive_by_file(server) -> None:
     """A transfer engine that reads a file, in the place of those that need GPUs."""
-    from dataclasses import dataclass
+    from dataclasses import make_dataclass
 
     from safetensors.torch import load_file
     from vllm.distributed.weight_transfer.base import (
@@ -39,16 +39,9 @@ def receive_by_file(server) -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
-    @dataclass
-    class Init(WeightTransferInitInfo):
-        folder: str
-
-    @dataclass
-    class Update(WeightTransferUpdateInfo):
-        name: str
-
     class FileTransfer(WeightTransferEngine):
-        init_info_cls, update_info_cls = Init, Update
+        init_info_cls = make_dataclass("Init", [("folder", str)], bases=(WeightTransferInitInfo,))
+        update_info_cls = make_dataclass("Update", [("name", str)], bases=(WeightTransferUpdateInfo,))
 
         def init_transfer_engine(self, init_info):
             self.folder = init_info.folder
@@ -92,7 +85,8 @@ def native(ray_session, variants, engine_config):
     ray.cloudpickle.register_pickle_by_value(sys.modules[receive_by_file.__module__])
     for name in ref.names:
         actor._create(name, NAMESPACE, settings, {"num_gpus": 0})
-        ray.get_actor(name, namespace=NAMESPACE).__ray_call__.remote(receive_by_file)
+    prepared = [ray.get_actor(name, namespace=NAMESPACE).__ray_call__.remote(receive_by_file) for name in ref.names]
+    ray.get(prepared, timeout=200)
     actor._on_all(ref.names, lambda name: actor._call(name, NAMESPACE, "start", seconds=300))
     yield ref
     actor.stop_engines(ref)
