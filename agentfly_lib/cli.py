@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -59,13 +60,16 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("interrupted; run the same command again to go on", err=True)
         sys.exit(130)
-    except asyncio.CancelledError:  # SIGTERM, which ends a flow in order
-        typer.echo("ended by SIGTERM; run the same command again to go on", err=True)
-        sys.exit(143)
     except BaseExceptionGroup as group:
         _fail(_first_of_ours(group), group)
     except AgentFlyError as error:
         _fail(error, error)
+    except BaseException as error:
+        # SIGTERM, which ends a flow in order: as a cancelled task, or as what Prefect's handler raises.
+        if not isinstance(error, asyncio.CancelledError) and getattr(error, "signal", None) != signal.SIGTERM:
+            raise
+        typer.echo("ended by SIGTERM; run the same command again to go on", err=True)
+        sys.exit(143)
 
 
 def _fail(error: BaseException | None, whole: BaseException) -> None:
