@@ -1,4 +1,7 @@
-"""What users hand to `run`, as problems: one conversation or many, bare or with columns for tools and rewards."""
+"""What users hand to `run`, as problems: one conversation or many, bare or with columns for tools and rewards.
+
+Pictures in messages may be anything that `chat.load_picture` takes; a problem holds them as `data:` URLs.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
+from agentfly_lib.chat.images import NO_ACCESS
+from agentfly_lib.data.images import held_parts
 from agentfly_lib.data.problems import content_id
-from agentfly_lib.errors import DataError
+from agentfly_lib.errors import DataError, ImageError
 from agentfly_lib.types import RESERVED_COLUMNS, Message, Problem
 
 __all__ = ["to_problems"]
@@ -73,7 +78,16 @@ def _checked(messages: Any, where: str) -> tuple[Message, ...]:
             raise DataError(f"{where}: message {index} has no text in 'content'")
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{where}: the last message is the assistant's, so there is nothing to answer")
-    return tuple(dict(message) for message in messages)
+    try:
+        return tuple(_with_images(message) for message in messages)
+    except ImageError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def _with_images(message: Mapping[str, Any]) -> Message:
+    content = message.get("content")
+    held = {"content": held_parts(content, NO_ACCESS)} if isinstance(content, list) else {}
+    return {**message, **held}
 
 
 def _calls_only(message: Message) -> bool:

@@ -13,6 +13,7 @@ from PIL import Image
 from agentfly_lib.agents import ImageAgent
 from agentfly_lib.chat import ChatFormat
 from agentfly_lib.chat.image_reader import ImageReader
+from agentfly_lib.errors import DataError
 from agentfly_lib.inference import ScriptedGenerate
 from agentfly_lib.store.shards import read_part, write_part
 from agentfly_lib.tools.corpus import CorpusProvider
@@ -35,7 +36,7 @@ def problem(**columns) -> Problem:
     return Problem(id="p", messages=(message,), columns=columns)
 
 
-async def played(seeing, script, tools, given: Problem, *, context_length: int = 4096):
+async def played(seeing, script, tools, given, *, context_length: int = 4096):
     requests = []
     replies = iter(script)
 
@@ -90,6 +91,19 @@ async def test_a_question_answered_by_what_a_search_shows(seeing, tmp_path):
     assert (trajectory.failure, reward) == (None, 1.0)
     assert [list(request.images) for request in requests] == [[], [png(16, 16)]]
     assert trajectory.messages[1]["content"][0]["type"] == "image"
+
+
+async def test_pictures_of_a_message_may_be_anything_that_is_one(seeing, tmp_path):
+    (tmp_path / "a.png").write_bytes(png(16, 16))
+    sources = [tmp_path / "a.png", png(16, 16), Image.new("RGB", (16, 16), "red")]
+    parts = [*({"type": "image", "image": each} for each in sources), {"type": "text", "text": "?"}]
+    row = {"messages": [{"role": "user", "content": parts}], "answer": "red"}
+    trajectory, (request,), _ = await played(seeing, ["red"], [], row)
+    assert trajectory.failure is None
+    assert [Image.open(io.BytesIO(each)).getpixel((0, 0)) for each in request.images] == [(255, 0, 0)] * 3
+    text = {"messages": [{"role": "user", "content": [{"type": "image", "image": str(tmp_path / "a.png")}]}]}
+    with pytest.raises(DataError, match=r"input 0: .*no folder is allowed"):
+        await played(seeing, [], [], text | {"answer": "red"})
 
 
 async def test_a_context_that_is_full_ends_before_a_picture_is_cut(seeing):
