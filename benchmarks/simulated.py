@@ -1,8 +1,8 @@
 """A simulated engine and simulated tools: what an ideal schedule of them costs is known exactly.
 
 The engine decodes all its running sequences one token per step; a step of k sequences takes `base + slope * k` seconds,
-and at most `slots` run at the same time, by priority and then first come first served, as vLLM does it. A script decides beforehand how many tokens each
-turn has and how long each tool call takes, so every schedule does the same work.
+and at most `slots` run at the same time, by priority and then first come first served, as vLLM does it. A script
+decides beforehand how many tokens each turn has and how long each tool call takes, so all schedules do the same work.
 """
 
 from __future__ import annotations
