@@ -89,6 +89,9 @@ class Browser:
         self._call("Page.navigate", url=f"file:///site/{page}")
         self._chromium.tools.wait_for("Page.loadEventFired")
 
+    def type(self, text: str) -> None:
+        self._call("Input.insertText", text=text)
+
     def value(self, expression: str) -> Any:
         result = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
@@ -131,11 +134,8 @@ def test_no_page_is_wider_than_its_window(browser, site, width):
 def test_search_works_from_the_disk(browser):
     browser.size(1300, 900)
     browser.open("index.html")
-    browser.value(
-        "(() => { const field = document.querySelector('.md-search__input'); field.focus();"
-        " field.value = 'flush_seconds'; field.dispatchEvent(new Event('keyup', {bubbles: true}));"
-        " field.dispatchEvent(new Event('input', {bubbles: true})); })()"
-    )
+    browser.value("document.querySelector('.md-search__input').focus()")
+    browser.type("flush_seconds")
     links = browser.wait_until(
         "(() => { const found = [...document.querySelectorAll('.md-search-result__link')].map(link => link.href);"
         " return found.length ? found : null; })()"
