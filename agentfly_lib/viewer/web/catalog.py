@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from agentfly_lib.errors import AgentFlyError, ShardError, UserError
+from agentfly_lib.store.arrow import TableKind
 from agentfly_lib.store.layout import RunDirectory, StepDirectory
 from agentfly_lib.store.manifest import read_rollout_manifest
 from agentfly_lib.store.scores import SCORES, read_score_manifest, read_scores
@@ -110,6 +111,8 @@ class Catalog:
     """Rows of a part in which a tool answered, by the part's path and the tool's name."""
     _listings: dict[Path, tuple[tuple[Any, ...], list[tuple[PartInfo, str | None]]]] = field(default_factory=dict)
     """Parts of a step with the checksums of their scores, as long as its manifests are the same files."""
+    _last: tuple[tuple[Path, str] | None, list[TrajectoryGroup]] = field(default=(None, []))
+    """The part that was read last."""
     _derived: dict[tuple[str, str], Any] = field(default_factory=dict)
     """What was counted over the whole table."""
     _key: tuple[Any, ...] = ()
@@ -184,13 +187,13 @@ class Catalog:
             path = Path(name)
             if column == "error":
                 if name not in read:
-                    read[name] = _columns(path.parent.parent / "scores" / path.name, ("trajectory_id", "error"))
+                    read[name] = _columns(path.parent.parent / "scores" / path.name, SCORES, ("trajectory_id", "error"))
                 place = pc.index(read[name]["trajectory_id"], identity).as_py()
                 text = read[name]["error"][place].as_py() if place >= 0 else None
                 found.append(None if text is None else str(json.loads(text)))
             else:
                 if name not in read:
-                    read[name] = _columns(path, (column,))
+                    read[name] = _columns(path, ROLLOUTS, (column,))
                 found.append(read[name][column][row].as_py())
         return found
 
@@ -259,9 +262,17 @@ class Catalog:
             raise UserError(f"the run has no step {step}" if split == "train" else f"version {step} was not evaluated")
         for part in read_rollout_manifest(directory).parts:
             if group_id in part.groups:
-                found = next(g for g in read_part(directory.rollouts / part.name, part) if g.id == group_id)
+                found = next(g for g in self._groups(directory.rollouts / part.name, part) if g.id == group_id)
                 return _scored(found, directory, part)
         raise UserError(f"step {step} has no group {group_id!r}")
+
+    def _groups(self, path: Path, part: PartInfo) -> list[TrajectoryGroup]:
+        """A part whole; the last one is kept, because who looks at a group often looks at its neighbours."""
+        key, groups = self._last
+        if key != (path, part.sha256):
+            groups = read_part(path, part)
+            self._last = ((path, part.sha256), groups)
+        return groups
 
     def _listed(self, split: str, step: int) -> list[tuple[str, int, PartInfo, str | None]]:
         directory = self.directory(split, step)
@@ -300,7 +311,7 @@ class Catalog:
         found = []
         for part, row in zip(rows["part"].to_pylist(), rows["row"].to_pylist(), strict=True):
             if part not in texts:
-                texts[part] = _columns(Path(part), ("problem",))["problem"].combine_chunks()
+                texts[part] = _columns(Path(part), ROLLOUTS, ("problem",))["problem"].combine_chunks()
             found.append(_question(texts[part][row].as_py()))
         return found
 
@@ -312,7 +323,7 @@ class Catalog:
         for name in np.unique(part_of_row):
             here = part_of_row == name
             if (name, tool) not in self._tools:
-                turns = _columns(Path(name), ("turns",))["turns"].combine_chunks()
+                turns = _columns(Path(name), ROLLOUTS, ("turns",))["turns"].combine_chunks()
                 self._tools[name, tool] = pc.match_substring(turns, needle)
             used[here] = self._tools[name, tool].to_numpy(zero_copy_only=False)[rows[here]]
         return pa.array(used)
@@ -320,7 +331,7 @@ class Catalog:
 
 def _read(directory: StepDirectory, part: PartInfo, *, scored: bool) -> pa.Table:
     path = directory.rollouts / part.name
-    table = _columns(path, _COLUMNS)
+    table = _columns(path, ROLLOUTS, _COLUMNS)
     lengths = table["segment_lengths"].combine_chunks()
     sums = np.concatenate([[0], np.cumsum(lengths.values.to_numpy(), dtype=np.int64)])
     tokens = np.diff(sums[lengths.offsets.to_numpy()])
@@ -330,7 +341,7 @@ def _read(directory: StepDirectory, part: PartInfo, *, scored: bool) -> pa.Table
     table = table.append_column("row", pa.array(np.arange(count, dtype=np.int32)))
     outcome, reward = pa.nulls(count, pa.string()), pa.nulls(count, pa.float64())
     if scored:
-        scores = _columns(directory.scores / part.name, ("trajectory_id", "outcome", "reward"))
+        scores = _columns(directory.scores / part.name, SCORES, ("trajectory_id", "outcome", "reward"))
         place = pc.index_in(table["id"], scores["trajectory_id"].combine_chunks())
         outcome = scores["outcome"].combine_chunks().take(place.combine_chunks())
         reward = scores["reward"].combine_chunks().take(place.combine_chunks())
@@ -346,11 +357,9 @@ def _empty() -> pa.Table:
     return pa.schema([*fields, ("reward", pa.float64()), ("split", words), ("step", pa.int32())]).empty_table()
 
 
-def _columns(path: Path, names: Sequence[str]) -> pa.Table:
-    """Some columns of a table file; the bytes of the others are not read."""
-    # a column has the same place in every version of a schema
-    schema = SCORES.schema if names[0] in SCORES.schema.names else ROLLOUTS.schema
-    options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
+def _columns(path: Path, kind: TableKind, names: Sequence[str]) -> pa.Table:
+    """Some columns of a table file, which have the same place in every version; the others' bytes are not read."""
+    options = pa.ipc.IpcReadOptions(included_fields=[kind.schema.get_field_index(name) for name in names])
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source, options=options).read_all().select(list(names)).replace_schema_metadata(None)
 

@@ -1,8 +1,8 @@
 """Trajectories on their way out: as lines of JSON, as Parquet, and as one HTML file that needs nothing else.
 
-An export is bounded, and reads one part after another. JSON and Parquet hold what was sampled and what the update saw
-of it, token by token; HTML is for people. The page of a whole run shows a sample: the best and the worst of the newest
-step, what failed, what was cut, and some of every step.
+An export is bounded, and reads one part after another, so lines and rows have the order of the steps. JSON and Parquet
+hold what was sampled and what the update saw of it, token by token; HTML is for people. The page of a whole run shows a
+sample: the best and the worst of the newest step, what failed, what was cut, and some of every step.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ def write_parquet(path: Path, shelf: Shelf, rows: Sequence[Row], *, batch: int =
 
 
 def _records(shelf: Shelf, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    for each in chosen(shelf, rows):
+    in_files = sorted(rows, key=lambda row: (row.split, row.step, row.group_id, row.chain))  # every part is read once
+    for each in chosen(shelf, in_files):
         trajectory, row = each.trajectory, each.row
         learned = [each.knowledge.of(trajectory, number) for number in range(len(trajectory.segments))]
         failure = trajectory.failure

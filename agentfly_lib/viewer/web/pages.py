@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from agentfly_lib.errors import UserError
-from agentfly_lib.types import Problem, TrajectoryGroup
+from agentfly_lib.types import Problem, Trajectory, TrajectoryGroup
 from agentfly_lib.viewer.text import content_text
 from agentfly_lib.viewer.web.catalog import SORTS, SPLITS, Filters, Page, Row
 from agentfly_lib.viewer.web.charts import reward_chart
@@ -21,7 +21,7 @@ from agentfly_lib.viewer.web.export import MOST_EXPORTED
 from agentfly_lib.viewer.web.pairs import PairPage, pair_problems
 from agentfly_lib.viewer.web.pictures import image_type, pictures_of
 from agentfly_lib.viewer.web.shelf import Shelf
-from agentfly_lib.viewer.web.spans import COLOURS, PictureLink, TrajectoryView, view_of
+from agentfly_lib.viewer.web.spans import COLOURS, Knowledge, PictureLink, TrajectoryView, view_of
 from agentfly_lib.visible import visible, without_data
 
 __all__ = ["Viewer", "pages_environment", "question_of", "read_filters", "run_tiles"]
@@ -29,6 +29,7 @@ __all__ = ["Viewer", "pages_environment", "question_of", "read_filters", "run_ti
 PAGE_ROWS = 50
 _MOST_TOKENS = 60_000
 """Tokens on one page; chains beyond them have pages of their own."""
+_LARGEST = 2**31 - 1
 _PAIRED_CHAINS = 4
 """Chains of a run on the page of one problem in two runs."""
 
@@ -98,7 +99,8 @@ class Viewer:
         chosen = [each for each in found.trajectories if chain in (None, each.chain)]
         if not chosen:
             raise UserError(f"group {found.id} has no chain {chain}")
-        views, left_out = _views(shelf, split, step, found, [each.chain for each in chosen], limit=len(chosen))
+        knowledge = shelf.knowledge(split, step, found)
+        views, left_out = _views(shelf, found, chosen, knowledge, place=(split, step))
         address = f"{split}/{step}/{quote(group_id, safe='')}"
         earlier, back, later = _neighbours(shelf, query) if chain is not None else (None, None, None)
         one = {"split": split, "step": str(step), "group": group_id} | ({} if chain is None else {"chain": str(chain)})
@@ -115,7 +117,7 @@ class Viewer:
             chain=chain,
             colour=colour,
             has_tokens=shelf.chat is not None,
-            unknown=_unknown(shelf, split, step, found),
+            unknown=_unknown(shelf, split, step, knowledge),
             exports=[(kind, _link(f"{prefix}/export.{kind}", one)) for kind in MOST_EXPORTED],
             earlier=earlier,
             back=back,
@@ -249,30 +251,32 @@ def read_filters(query: Mapping[str, str]) -> Filters:
 
 
 def _views(
-    shelf: Shelf, split: str, step: int, group: TrajectoryGroup, chains: Sequence[int], *, limit: int
+    shelf: Shelf,
+    group: TrajectoryGroup,
+    chains: Sequence[Trajectory],
+    knowledge: Knowledge,
+    *,
+    place: tuple[str, int],
 ) -> tuple[list[TrajectoryView], list[int]]:
     """The chains that fit on a page, and the numbers of those that do not."""
-    knowledge = shelf.knowledge(split, step, group)
     views: list[TrajectoryView] = []
     left_out: list[int] = []
-    tokens = 0
-    for each in group.trajectories:
-        if each.chain not in chains:
-            continue
+    tokens, (split, step) = 0, place
+    link = _picture_link(f"{shelf.prefix}/pictures/{split}/{step}/{quote(group.id, safe='')}")
+    for each in chains:
         tokens += sum(map(len, each.segments))
-        if views and (tokens > _MOST_TOKENS or len(views) == limit):
+        if views and tokens > _MOST_TOKENS:
             left_out.append(each.chain)
-            continue
-        link = _picture_link(f"{shelf.prefix}/pictures/{split}/{step}/{quote(group.id, safe='')}")
-        views.append(view_of(each, group, chat=shelf.chat, knowledge=knowledge, newest=step, link=link))
+        else:
+            views.append(view_of(each, group, chat=shelf.chat, knowledge=knowledge, newest=step, link=link))
     return views, left_out
 
 
-def _unknown(shelf: Shelf, split: str, step: int, group: TrajectoryGroup) -> str:
+def _unknown(shelf: Shelf, split: str, step: int, knowledge: Knowledge) -> str:
     """Why there are no ratios, if there are none."""
     if split != "train":
         return "Nothing is trained on an evaluation, so its tokens have neither ratios nor advantages."
-    if shelf.knowledge(split, step, group).learned:
+    if knowledge.learned:
         return ""
     if shelf.catalog.directory(split, step).learned_file.exists():
         return "Nothing of this group was trained on: its rewards are all equal, or it could not be scored."
@@ -283,9 +287,10 @@ def _side(shelf: Shelf, split: str, row: Row | None, group: TrajectoryGroup | No
     side: dict[str, Any] = {"name": shelf.name, "prefix": shelf.prefix, "address": "", "step": 0, "views": []}
     if row is None or group is None:
         return side | {"left_out": 0}
-    chains = [each.chain for each in group.trajectories]
-    views, left_out = _views(shelf, split, row.step, group, chains, limit=_PAIRED_CHAINS)
-    return side | {"address": row.address, "step": row.step, "views": views, "left_out": len(left_out)}
+    knowledge = shelf.knowledge(split, row.step, group)
+    views, _ = _views(shelf, group, group.trajectories[:_PAIRED_CHAINS], knowledge, place=(split, row.step))
+    left_out = len(group.trajectories) - len(views)
+    return side | {"address": row.address, "step": row.step, "views": views, "left_out": left_out}
 
 
 def _picture_link(address: str) -> PictureLink:
@@ -352,9 +357,12 @@ def _number(query: Mapping[str, str], name: str, kind: Callable[[str], Any]) -> 
     if not text:
         return None
     try:
-        return kind(text)
+        number = kind(text)
     except ValueError as error:
         raise UserError(f"{name}={text!r} is not a number") from error
+    if abs(number) > _LARGEST:
+        raise UserError(f"{name}={text!r} is larger than anything here")
+    return number
 
 
 def _link(path: str, query: Mapping[str, str], **changes: object) -> str:
