@@ -12,6 +12,7 @@ go on.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import traceback
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from agentfly_lib.rollout.prompts import FirstPrompts
 from agentfly_lib.rollout.segment import SegmentBuilder
 from agentfly_lib.rollout.stages import Stage
 from agentfly_lib.tools import ToolContext, execute_calls
+from agentfly_lib.tools.bounded import call_in_thread
 from agentfly_lib.types import Failure, FailureKind, FinishReason, Message, Problem, StopReason, Trajectory
 from agentfly_lib.visible import visible
 
@@ -427,8 +429,11 @@ class _Chain:
             if result.env_reward is not None:
                 self.env_reward = result.env_reward
         ended = next((_Ended(result.answer) for result in results if result.finished), None)
-        observed, unusable = self.pictures.take(self._agent.observe(calls, results), forgiving=True)
-        self._counts["image_errors"] += unusable
+        observed = self._agent.observe(calls, results)
+        if any(isinstance(message.get("content"), list) for message in observed):  # in parts, which may be pictures
+            take = functools.partial(self.pictures.take, observed, forgiving=True)
+            observed, unusable = await call_in_thread(take)
+            self._counts["image_errors"] += unusable
         return observed, ended, seconds
 
     async def _go_on(self, step: _Step) -> bool:
