@@ -47,7 +47,7 @@ def _pages() -> Iterator[tuple[str, str]]:
     yield "reference/api/index.md", api_index()
     for page in PAGES:
         yield page.path, page.markdown()
-    yield "changelog.md", (REPOSITORY / "CHANGELOG.md").read_text()
+    yield "changelog.md", (REPOSITORY / "CHANGELOG.md").read_text().replace("](docs/", "](")
     yield "decisions/index.md", _decisions()
 
 
