@@ -64,6 +64,9 @@ class EngineKeeper:
         self._incomplete = False
         """An engine was lost since anybody looked."""
         self._replacing = False
+        self._rejoining = False
+        self._missed: set[str] = set()
+        """Engines that clients have lost since all were in their places."""
         self._engines: EngineRef | None = None
         self._resting = False
 
@@ -191,7 +194,11 @@ class EngineKeeper:
     # What clients tell.
 
     def _lost(self, loss: EngineLoss) -> None:
-        self._session.times.count("engine/lost/count", 1)
+        if loss.name not in self._missed:  # several clients may notice
+            self._missed.add(loss.name)
+            self._session.times.count("engine/lost/count", 1)
+        if self._rejoining:  # it was replaced already, before a client had noticed
+            return
         self._incomplete = True
         if self._session.config.inference.replicas > 1 and not self._replacing:
             self._replacing = True
@@ -230,10 +237,15 @@ class EngineKeeper:
         return True
 
     def _rejoin(self, engines: EngineRef) -> None:
-        for client in self._clients:
-            for name in engines.names:
-                with suppress(EngineError):  # it died this moment, of which the client hears by itself
-                    client.join(name)
+        self._rejoining = True
+        try:
+            for client in self._clients:
+                for name in engines.names:
+                    with suppress(EngineError):  # it died this moment, of which the client hears by itself
+                        client.join(name)
+        finally:
+            self._rejoining = False
+        self._missed.clear()
 
 
 def _canary(proof: Proof) -> Canary:
