@@ -35,7 +35,7 @@ from benchmarks.report import Finding, show
 __all__ = ["Pipeline", "calculator", "delay_of", "main"]
 
 LAGS = (0, 1, 2)
-STEPS = 14
+STEPS = 12
 WARM_UP = 3
 """Steps that are not counted: the collections of the first ones begin beside the evaluation of the starting model."""
 SLOTS = 64
@@ -161,6 +161,7 @@ def _run(root: Path, lag: int) -> tuple[RunDirectory, float]:
         'agent.tools=["benchmarks.async_pipeline:calculator"]',
         "agent.tool_timeout_seconds=60",
         "evaluation.every_steps=0",
+        "evaluation.samples=2",
         "evaluation.greedy=false",
         "checkpoint.every_steps=1000",
     ):

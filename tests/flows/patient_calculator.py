@@ -15,8 +15,8 @@ from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.tools import ToolContext, tool
 from agentfly_lib.tools.arithmetic import evaluate, format_number
 
-STEPS = 3
-SECONDS = 120.0
+STEPS = 4
+SECONDS = 500.0
 
 
 @tool(timeout=SECONDS)
