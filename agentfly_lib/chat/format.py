@@ -44,6 +44,15 @@ if TYPE_CHECKING:
 __all__ = ["ChatFormat"]
 
 Tools = Sequence[Mapping[str, Any]]
+_SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "chat_template.json",
+)
+"""What is read of a model beside its tokenizer."""
+
 Pictures = Mapping[str, Picture]
 _NONE: Pictures = MappingProxyType({})
 
@@ -87,7 +96,10 @@ class ChatFormat:
             tokenizer = AutoTokenizer.from_pretrained(named, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(f"cannot load a tokenizer from {path}: {_first_line(error)}") from error
-        return cls.from_tokenizer(tokenizer, template=template, thinking=thinking, where=str(path), model_path=path)
+        folder = _folder(named)
+        if not tokenizer.chat_template and folder is not None:
+            tokenizer.chat_template = _processors_template(folder)
+        return cls.from_tokenizer(tokenizer, template=template, thinking=thinking, where=str(path), model_path=folder)
 
     @classmethod
     def from_tokenizer(
@@ -99,7 +111,8 @@ class ChatFormat:
         where: str = "the tokenizer",
         model_path: str | Path | None = None,
     ) -> ChatFormat:
-        """From a tokenizer at hand; `model_path` names the directory whose `generation_config.json` is read too."""
+        """From a tokenizer at hand; `model_path` names the directory whose other files are read too: which tokens end a
+        turn, and how pictures are written."""
         if not tokenizer.is_fast:
             raise ModelError(f"{where} has a slow tokenizer; convert it to a tokenizer.json first")
         source, family = find_template(tokenizer, template, where=where)
@@ -214,12 +227,15 @@ class ChatFormat:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash over vocabulary, merges, added tokens, template and stop tokens: equal formats write equal ids."""
+        """Hash over all that decides about ids (vocabulary, template, stop tokens, pictures): equal formats write equal
+        ids."""
         template: Any = self.template or self.tokenizer.chat_template
         if self.options:
             template = [template, dict(self.options)]
         digest = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode())  # type: ignore[attr-defined]
         digest.update(json.dumps([template, self.stop_token_ids], sort_keys=True).encode())
+        if self.vision is not None:
+            digest.update(repr(self.vision).encode())
         return digest.hexdigest()
 
     @cached_property
@@ -322,6 +338,28 @@ class ChatFormat:
         tail = rendered[rendered.rfind(probe) + len(probe) :].lstrip()
         first = self._encode(tail, escaped)[:1] if tail else []
         return first[0] if first and first[0] in self.tokenizer.added_tokens_decoder else None  # type: ignore[attr-defined]
+
+
+def _folder(named: str) -> Path | None:
+    """The directory of a model, or of the small files of one of the hub; None if these cannot be had."""
+    if Path(named).is_dir():
+        return Path(named)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(named, allow_patterns=list(_SMALL_FILES)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
+        return None
+
+
+def _processors_template(folder: Path) -> str | None:
+    """The template of a model that sees, where its processor has it and its tokenizer has not."""
+    try:
+        value = json.loads((folder / "chat_template.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return value if isinstance(value, str) else None
 
 
 def _known_ids(tokenizer: Any, tokens: Sequence[str]) -> list[int]:

@@ -116,6 +116,8 @@ class Tiles:
     banned_token_ids: tuple[int, ...]
     features: int
     """Of a tile."""
+    settings: str
+    """Of the processor, as JSON."""
     processor: Any = field(repr=False)
     encode: Encode = field(repr=False)
 
@@ -138,6 +140,7 @@ class Tiles:
             image_token_id=vocabulary[_IMAGE],
             banned_token_ids=tuple(sorted(vocabulary[name] for name in names if name in vocabulary)),
             features=_features_of_tile(model),
+            settings=processor.to_json_string(),
             processor=processor,
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         )

@@ -192,6 +192,40 @@ class TestPlaceholders:
             chat.prompt(messages, pictures=book)
 
 
+class TestModels:
+    def test_a_template_that_only_the_processor_has_is_found(self, tmp_path):
+        path = model_directory("smolvlm", tmp_path)
+        template = (path / "chat_template.jinja").read_text()
+        (path / "chat_template.jinja").unlink()
+        with pytest.raises(ModelError, match="has no chat template"):
+            ChatFormat.from_pretrained(path)
+        (path / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+        assert ChatFormat.from_pretrained(path).source == template
+
+    def test_another_size_of_pictures_is_another_format(self, tmp_path):
+        path = model_directory("qwen2_vl", tmp_path)
+        before = ChatFormat.from_pretrained(path).fingerprint
+        settings = json.loads((path / "preprocessor_config.json").read_text())
+        settings["size"]["longest_edge"] //= 2
+        (path / "preprocessor_config.json").write_text(json.dumps(settings))
+        assert ChatFormat.from_pretrained(path).fingerprint != before
+        assert chat_of("qwen2_vl").fingerprint == before
+
+    def test_of_a_model_of_the_hub_the_small_files_are_fetched(self, monkeypatch):
+        asked = []
+
+        def snapshot(name, *, allow_patterns):
+            asked.append((name, sorted(allow_patterns)))
+            return str(directory("qwen2_vl"))
+
+        monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+        tokenizer = chat_of("qwen2_vl").tokenizer
+        monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: tokenizer)
+        assert ChatFormat.from_pretrained("some/model").vision == chat_of("qwen2_vl").vision
+        assert asked[0][0] == "some/model"
+        assert not any("safetensors" in pattern or "*" in pattern for pattern in asked[0][1])
+
+
 class TestPictureBook:
     def test_frames_of_a_video_are_pictures_with_a_bound(self):
         frames = [np.full((4, 4, 3), value, np.uint8) for value in range(65)]
