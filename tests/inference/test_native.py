@@ -122,6 +122,35 @@ async def load(ref, source, version, canary):
     return await asyncio.to_thread(actor.load_weights, ref, source, version=version, canary=canary)
 
 
+def hold(server) -> None:
+    """The engine does nothing more until it is released; what it is told to do waits."""
+    import threading
+
+    server.held = threading.Event()
+    server._engine._thread.run(lambda engine: server.held.wait(120))
+
+
+def release(server) -> None:
+    server.held.set()
+
+
+def commands_waiting(server) -> int:
+    return server._engine._thread._commands.qsize()
+
+
+async def inside(ref, action) -> list:
+    """What the action finds in each engine's actor."""
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[action.__module__])
+    calls = [ray.get_actor(name, namespace=NAMESPACE).__ray_call__.remote(action) for name in ref.names]
+    return [await asyncio.wait_for(asyncio.ensure_future(awaited(call)), 60) for call in calls]
+
+
+async def awaited(call):
+    return await call
+
+
 async def test_requests_in_flight_on_both_engines_go_on_under_new_adapters(native, adapters):
     from agentfly_lib.inference import actor
 
@@ -130,18 +159,23 @@ async def test_requests_in_flight_on_both_engines_go_on_under_new_adapters(nativ
     assert update.canary.max_difference < 1e-5
     assert update.canary.mean_difference_before > 0.01
     client = actor.RayGenerate(ref)
+    await inside(ref, hold)
     flying = [asyncio.ensure_future(client.generate(request(seed, 300))) for seed in range(12)]
-    async with asyncio.timeout(60):
-        while min(status.in_flight for status in actor.engine_status(ref)) < 3:
-            await asyncio.sleep(0)
-    ref, update = await load(ref, second, 2, said_second)
+    async with asyncio.timeout(100):
+        while sum(status.in_flight for status in await asyncio.to_thread(actor.engine_status, ref)) < 12:
+            await asyncio.sleep(0.01)
+        before = await inside(ref, commands_waiting)
+        loading = asyncio.ensure_future(load(ref, second, 2, said_second))
+        while any(now <= then for now, then in zip(await inside(ref, commands_waiting), before, strict=True)):
+            await asyncio.sleep(0.01)
+    await inside(ref, release)  # the requests begin; the update's first canary lets them sample before it loads
+    ref, update = await loading
     assert update.canary.max_difference < 1e-5
     assert actor.weights_of(ref) == 2
     generations = await asyncio.gather(*flying)
     assert [len(each.token_ids) for each in generations] == [300] * 12
     assert all(list(each.versions) == sorted(each.versions) for each in generations)
-    assert {each.versions[-1] for each in generations} == {2}
-    assert 1 in {each.versions[0] for each in generations}
+    assert {(each.versions[0], each.versions[-1]) for each in generations} == {(1, 2)}
     assert client.losses == []
 
 
