@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from agentfly_lib.agents.agent import Agent
@@ -44,11 +44,13 @@ from agentfly_lib.tracking.provenance import provenance_tags
 from agentfly_lib.tracking.tracker import RunStatus, Tracker
 from agentfly_lib.types import Problem
 from agentfly_lib.viewer.live import LiveDisplay, StageBar
-from tasks.engines import EngineKeeper
 from tasks.live import published
 from tasks.lookahead import StepLine
 from tasks.stopping import stopped_by_sigterm, was_terminated
 from tasks.times import StepTimes
+
+if TYPE_CHECKING:
+    from tasks.engines import EngineKeeper
 
 __all__ = ["Session", "current_session", "open_session"]
 
@@ -165,6 +167,8 @@ class Session:
     @cached_property
     def keeper(self) -> EngineKeeper:
         """What asks, replaces and lends the run's engines."""
+        from tasks.engines import EngineKeeper  # needs Ray, which preparing and scoring do without
+
         return EngineKeeper(self)
 
     @property
