@@ -1,7 +1,7 @@
 """Episodes that teach the small model that sees: pictures of a square, looked at or not, and answered rightly or not.
 
 A demonstration is worded exactly as an agent's episode will be: the question, a call of `look`, the picture as a tool
-message, the answer in `\\boxed{}`. Most of them are wrong, which is what reinforcement learning is to mend: one that
+message, the answer. Most of them are wrong, which is what reinforcement learning is to mend: one that
 looks and says its favourite colour whatever it saw, and one that guesses without looking.
 """
 
@@ -103,4 +103,4 @@ def vocabulary_corpus() -> Iterator[str]:
 
 
 def _answer(colour: str) -> str:
-    return f"The colour is \\boxed{{{colour}}}"
+    return f"The answer is {colour}"
