@@ -75,6 +75,7 @@ def comparison_figure(comparison: RunComparison, path: Path) -> Path:
             color=line.get_color(),
             linewidth=0,
         )
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("tokens sampled for training")
     axes.set_ylabel("held-out reward, 95% interval")
     axes.spines[["top", "right"]].set_visible(False)

@@ -172,7 +172,7 @@ def _facts(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
     if trajectory.attempt:
         yield "try", str(trajectory.attempt + 1)
     for name, label in _TIMES.items():
-        if name in trajectory.metrics:
+        if trajectory.metrics.get(name):
             yield label, _time(trajectory.metrics[name])
 
 
