@@ -166,10 +166,12 @@ def test_an_environments_packages_are_enough_to_start_it(name: str) -> None:
     owners = packages_distributions()
     imported = {canonicalize_name(owner) for top in done.stdout.split() for owner in owners.get(top, ())}
     imported -= {"agentfly-lib", "setuptools", "pip"}
-    assert imported <= _installed(Dockerfile.read(IMAGES / f"{name}.Dockerfile")), name
+    assert imported <= packages_of(name), name
 
 
-def _installed(dockerfile: Dockerfile) -> set[str]:
+def packages_of(name: str) -> set[str]:
+    """What an environment's Dockerfile installs, with what that requires."""
+    dockerfile = Dockerfile.read(IMAGES / f"{name}.Dockerfile")
     named: set[str] = set()
     for run in dockerfile.all("RUN"):
         for pattern in re.findall(r"grep -E '\^\(([^)]*)\)==", run):
