@@ -6,7 +6,6 @@ them lie `recipes`, and in `runs/demo` a finished run of three steps.
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import shlex
@@ -20,13 +19,13 @@ import pytest
 from agentfly_lib.configs import load_config
 from agentfly_lib.preflight import check_run
 from tests.docs.pages import PAGES, REPOSITORY, Block, blocks_of, page_name
+from tests.docs.run_page import run_page
 
 SHELL = ("bash", "sh", "console")
 COMMANDS_OF_CI = ("make demo", "make test", "make check", "make setup")
 """Run by .ci/run or, for the demo, by hand before a release: they would run themselves here."""
 MADE_WHILE_THE_SITE_IS_BUILT = re.compile(r"docs/(reference/.*|changelog|decisions/index)\.md")
 FINISHED_RUN = REPOSITORY / "tests" / "store" / "golden" / "version-1" / "run"
-RUNNER = Path(__file__).with_name("run_page.py")
 
 
 def with_blocks(*languages: str) -> list:
@@ -67,18 +66,9 @@ def test_python(page: Path, folder: Path) -> None:
         if block.language == "python" and not block.title:
             scripts.append(folder / f"line_{block.line}.py")
             scripts[-1].write_text(block.text)
-    done = subprocess.run(
-        [sys.executable, RUNNER, *map(str, scripts)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"block": ')]
-    assert [result["block"] for result in results] == [str(script) for script in scripts], done.stderr[-3000:]
-    faults = [result["fault"] for result in results if result["fault"]]
-    assert not faults, "\n".join(faults)
+    faults = run_page(scripts, folder, seconds=240)
+    assert list(faults) == [script.name for script in scripts], "the process has ended before the page"
+    assert not any(faults.values()), "\n".join(filter(None, faults.values()))
 
 
 @pytest.mark.parametrize("page", with_blocks(*SHELL))
