@@ -295,7 +295,10 @@ class ChatFormat:
     def _expand(self, ids: Sequence[int], messages: Sequence[Message], pictures: Pictures) -> Prompt:
         if self.vision is None:
             return Prompt(ids=list(ids))
-        return expand(ids, [pictures[digest] for digest in shown(messages)], self.vision)
+        digests = shown(messages)
+        if missing := [digest for digest in digests if digest not in pictures]:
+            raise ModelError(f"the conversation shows the picture {missing[0][:12]}..., which is not there")
+        return expand(ids, [pictures[digest] for digest in digests], self.vision)
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

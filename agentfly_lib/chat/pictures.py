@@ -15,7 +15,7 @@ from agentfly_lib.chat.images import NO_ACCESS, ImageAccess, Picture, load_pictu
 from agentfly_lib.errors import ImageError
 from agentfly_lib.types import Message
 
-__all__ = ["MAX_FRAMES", "PictureBook", "image_part", "shown"]
+__all__ = ["MAX_FRAMES", "PictureBook", "image_part", "shown", "without_images"]
 
 MAX_FRAMES = 64
 """Of a video."""
@@ -106,6 +106,16 @@ def shown(messages: Iterable[Message]) -> list[str]:
         if isinstance(message.get("content"), list)
         for part in message["content"]
         if isinstance(part, Mapping) and part.get("type") == "image" and "digest" in part
+    ]
+
+
+def without_images(messages: Iterable[Message]) -> list[Message]:
+    """The messages with their texts alone."""
+    return [
+        {**message, "content": [part for part in message["content"] if not _is_visual(part)]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
     ]
 
 

@@ -14,6 +14,7 @@ from agentfly_lib.chat.blocks import REASONING_START
 from agentfly_lib.chat.history import orphans_to_users, take_apart
 from agentfly_lib.chat.image_protocol import with_images
 from agentfly_lib.chat.parsers import get_parser
+from agentfly_lib.chat.pictures import without_images
 from agentfly_lib.errors import ModelError
 from agentfly_lib.types import Message
 
@@ -91,6 +92,7 @@ def _by_template(
     format: ServedFormat,
 ) -> str | None:
     """What the template writes for the reply: the prompt with it goes on from the prompt without it."""
+    messages = without_images(messages)
     try:
         calls = [
             {

@@ -162,6 +162,11 @@ class TestPlaceholders:
         prompt = chat.prompt(messages, pictures=book)
         assert (len(book), len(prompt.images)) == (1, 2)
 
+    def test_a_picture_that_is_not_there_is_an_error(self):
+        messages, _ = PictureBook().take([{"role": "user", "content": [{"type": "image", "image": png(16, 16)}]}])
+        with pytest.raises(ModelError, match="which is not there"):
+            chat_of("qwen2_vl").prompt(messages)
+
     def test_a_model_that_does_not_see_has_none(self):
         path = directory("qwen2_vl")
         blind = ChatFormat.from_tokenizer(chat_of("qwen2_vl").tokenizer)

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from agentfly_lib.chat import PictureBook
 from agentfly_lib.configs import OpenAIConfig, SamplingConfig
 from agentfly_lib.errors import EngineError, InfrastructureError, ModelError
 from agentfly_lib.inference import GenerationRequest
 from agentfly_lib.inference.openai import OpenAIEngine
 from agentfly_lib.types import FinishReason
+from tests.chat.vision_models import png
 
 STOP = 3
 
@@ -188,6 +190,17 @@ class TestChat:
         ((path, body),) = server.requests
         assert (path, body["messages"]) == ("chat/completions", messages)
         assert "tools" not in body
+
+    async def test_pictures_are_sent_as_the_protocol_has_them(self, fake_server):
+        server = await fake_server(lambda path, body: chat_reply("red"))
+        (message,), _ = PictureBook().take([{"role": "user", "content": [{"type": "image", "image": png(8, 8)}]}])
+        await engine(server, api="chat").generate(request(messages=[message], images=(png(8, 8),)))
+        ((part,),) = (sent["content"] for sent in server.bodies[0]["messages"])
+        assert part["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
+        with pytest.raises(ValueError, match="which only api='chat' can send"):
+            await engine(server).generate(request(messages=[message], images=(png(8, 8),)))
+        with pytest.raises(ValueError, match="which the request does not have"):
+            await engine(server, api="chat").generate(request(messages=[message]))
 
     async def test_calls_that_the_template_cannot_write_are_hermes_blocks(self, fake_server):
         from agentfly_lib.chat import HermesParser
