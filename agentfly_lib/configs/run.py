@@ -282,6 +282,10 @@ class RunConfig(Config):
         lora = self.learner.lora
         if self.learner.freeze_vision and lora is not None and lora.vision:
             raise ValueError("learner.freeze_vision leaves the tower as it is, learner.lora.vision trains it; take one")
+        if lora is not None and lora.vision and self.inference.lora_sync == "adapter":
+            raise ValueError(
+                "learner.lora.vision: engines take adapters of the language part alone; set inference.lora_sync='merged'"
+            )
         return self
 
     @model_validator(mode="after")

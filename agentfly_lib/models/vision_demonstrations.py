@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from agentfly_lib.configs.data import ColoursDataConfig
 from agentfly_lib.data.colours import COLOURS, QUESTION, ColourProblem, generate, train_and_held_out
+from agentfly_lib.errors import ModelError
 from agentfly_lib.types import Message
 
 __all__ = [
@@ -35,6 +36,8 @@ HELD_OUT_PROBLEMS = 512
 """How many of them, for each seed."""
 _GENERATOR_SEED = 1_000_000_007
 """Far from any seed that a user gives to the data."""
+_SPARE = 64
+"""Pictures more than are needed, for those that a recipe may hold out: of the many that there are, hardly one."""
 _FAVOURITE = "red"
 
 
@@ -77,7 +80,10 @@ def demonstrate(problem: ColourProblem, kind: Kind, choices: random.Random) -> D
 
 
 def demonstrations(*, seed: int, count: int) -> list[Demonstration]:
-    """`count` episodes on pictures that no recipe holds out; a pure function of the arguments."""
+    """`count` episodes on pictures that no recipe holds out; a pure function of the arguments.
+
+    Raises `ModelError` if a seed gives too few of them.
+    """
     choices = random.Random(seed)
     held_out = {
         problem.picture
@@ -88,10 +94,12 @@ def demonstrations(*, seed: int, count: int) -> list[Demonstration]:
     }
     fresh = [
         problem
-        for problem in generate(seed=_GENERATOR_SEED + seed, count=count + 8 * HELD_OUT_PROBLEMS)
+        for problem in generate(seed=_GENERATOR_SEED + seed, count=count + _SPARE)
         if problem.picture not in held_out
     ]
     kinds, weights = list(_MIX), list(_MIX.values())
+    if len(fresh) < count:
+        raise ModelError(f"seed {seed} gives {count - len(fresh)} too few pictures that no recipe holds out")
     return [demonstrate(problem, choices.choices(kinds, weights)[0], choices) for problem in fresh[:count]]
 
 
