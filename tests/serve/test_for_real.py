@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(postgres_missing() is not None, reason=str(postgres_missing())),
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="the run's sandboxes need bubblewrap"),
 ]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
