@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -112,8 +111,6 @@ def browser(site: Path) -> Iterator[Browser]:
         find_browser()
     except SandboxUnavailableError as error:
         pytest.skip(str(error))
-    if shutil.which("fc-list") is None:
-        pytest.skip("no fonts to lay a page out with: apt-get install fontconfig")
     browser = Browser(site)
     yield browser
     browser.close()
