@@ -20,7 +20,7 @@ from agentfly_lib.inference.placement import Placement, place, serves_adapters
 from agentfly_lib.inference.rest import SleepLevel
 from agentfly_lib.inference.server import EngineServer, EngineStatus
 from agentfly_lib.inference.settings import EngineSettings, resolve_device
-from agentfly_lib.inference.source import WeightSource
+from agentfly_lib.inference.source import Transfer, WeightSource
 from agentfly_lib.inference.weight_update import WeightUpdate
 from agentfly_lib.refs import EngineRef, ModelRef
 
@@ -105,11 +105,21 @@ def load_weights(
     Raises:
         EngineError: an engine is dead, did not answer within `seconds`, or cannot load the file.
         CanaryError: an engine does not serve the learner's weights.
-        The other engines serve them in either case.
+        The other engines serve them in either case. An engine with which a transfer broke off is ended: it holds half
+        a model, which no later update mends.
     """
-    updates: list[WeightUpdate] = _on_all(
-        ref.names, lambda name: _call(name, ref.namespace, "load_weights", source, version, canary, seconds=seconds)
-    )
+
+    def load(name: str) -> WeightUpdate:
+        try:
+            return _call(name, ref.namespace, "load_weights", source, version, canary, seconds=seconds)
+        except CanaryError:
+            raise
+        except EngineError:
+            if isinstance(source, Transfer):
+                _remove(name, ref.namespace)
+            raise
+
+    updates = _on_all(ref.names, load)
     worst = max(updates, key=lambda update: update.canary.mean_difference if update.canary else 0.0)
     return ref.model_copy(update={"policy_version": version}), worst
 

@@ -206,10 +206,6 @@ async def test_vllms_own_transfer_brings_weights_and_takes_the_adapter_away(nati
     ref, update = await load(native, Transfer({"name": "model.safetensors"}), 8, said)
     assert update.canary.max_difference < 1e-5
     assert (await actor.RayGenerate(ref).generate(request())).policy_version == 8
-    with pytest.raises(EngineError, match="cannot be loaded from what the learner sends"):
-        await load(native, Transfer({"name": "missing.safetensors"}), 9, said)
-    ref, update = await load(native, Transfer({"name": "model.safetensors"}), 9, said)
-    assert update.canary.max_difference < 1e-5
     with pytest.raises(EngineError, match="no weight transfer"):
         actor.open_transfer(native, [{"unknown": 1}] * 2)
 
@@ -239,3 +235,12 @@ async def test_engines_that_sleep_refuse_requests_until_they_wake_with_weights(n
     _, update = await load(ref, variants["untied"].second_weights, 11, said)
     assert update.canary.max_difference < 1e-5
     assert (await actor.RayGenerate(ref).generate(request())).policy_version == 11
+
+
+async def test_an_engine_with_half_a_model_is_ended(native):
+    from agentfly_lib.inference import actor
+
+    with pytest.raises(EngineError, match="cannot be loaded from what the learner sends"):
+        await load(native, Transfer({"name": "missing.safetensors"}), 12, None)
+    with pytest.raises(EngineError, match=r"there is no engine|is gone"):
+        actor.engine_status(native)
