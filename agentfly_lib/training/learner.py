@@ -179,7 +179,11 @@ class LearnerRank:
         seconds = seconds or Seconds()
         learner, optim = self.config.learner, self.config.optim
         with seconds.part("samples"):
-            fresh = fresh_groups(groups, self.config, step)
+            fresh, misfits = fresh_groups(groups, self.config, step), list[str]()
+            if self._eyes is not None:
+                fresh, misfits = self._eyes.fitting(fresh)
+            for reason in misfits if self.rank == 0 else ():
+                logger.warning("step %d: %s", step, reason)
             built = build_samples(fresh, self.config.algorithm)
         with seconds.part("pack"):
             plan = plan_step(
@@ -216,6 +220,7 @@ class LearnerRank:
             | lag_metrics(built.samples, fresh, step)
             | {
                 "train/stale_groups/count": float(len(groups) - len(fresh)),
+                "train/misfit_trajectories/count": float(len(misfits)),
                 "train/empty_updates/count": float(not plan.minibatches),
                 "train/tokens_per_second/mean": report.tokens / work_seconds if work_seconds else 0.0,
             }

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from agentfly_lib.chat.image_reader import ImageReader, PixelInputs, reads
 from agentfly_lib.chat.images import digest_of
 from agentfly_lib.errors import ConfigError, LearnerError, ModelError
-from agentfly_lib.types import Batch, ImageSpan
+from agentfly_lib.types import Batch, ImageSpan, Segment, TrajectoryGroup
 
 __all__ = ["TOWER", "Eyes", "SeenRow", "freeze_tower", "vision_tower"]
 
@@ -97,6 +97,39 @@ class Eyes:
             )
             for picture, (start, seen) in zip(pictures, self.reader.placed(token_ids, pictures), strict=True)
         )
+
+    def fitting(self, groups: Sequence[TrajectoryGroup]) -> tuple[list[TrajectoryGroup], list[str]]:
+        """The groups, with every trajectory whose placeholders and features do not fit left out of statistics and loss.
+
+        Told from tokens and recorded grids, without a look at a picture. Returns with them what is wrong with each.
+        """
+        misfits: dict[str, str] = {}
+        for trajectory in (each for group in groups for each in group.trajectories):
+            if reason := next(filter(None, map(self._misfit, trajectory.segments)), None):
+                misfits[trajectory.id] = f"trajectory {trajectory.id} is not trained on: {reason}"
+        fitting = [
+            replace(
+                group,
+                trajectories=tuple(
+                    replace(each, reward=None) if each.id in misfits else each for each in group.trajectories
+                ),
+            )
+            if any(each.id in misfits for each in group.trajectories)
+            else group
+            for group in groups
+        ]
+        return fitting, list(misfits.values())
+
+    def _misfit(self, segment: Segment) -> str | None:
+        """Why the pictures of a segment do not fit its tokens; None if they do."""
+        claimed = segment.token_ids == self.reader.image_token_id
+        for image in segment.images:
+            features, tokens = self.reader.tokens_of(image.grid), image.end - image.start
+            if features != tokens or not claimed[image.start : image.end].all():
+                return f"the picture {image.digest[:12]}... has {features} features and {tokens} tokens"
+        features = sum(image.end - image.start for image in segment.images)
+        placeholders = int(claimed.sum())
+        return None if placeholders == features else f"{placeholders} image tokens, and {features} features for them"
 
     def see(self, batch: Batch) -> SeenRow:
         """The row with its pixels and positions.

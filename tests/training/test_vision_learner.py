@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -112,3 +113,24 @@ def test_the_canary_holds_a_picture_so_that_it_proves_the_tower_too(
 def test_the_tower_of_a_model_without_one_cannot_be_frozen(learner: Make) -> None:
     with pytest.raises(ConfigError, match="has no vision tower"):
         learner(learner={"freeze_vision": True})
+
+
+def test_a_trajectory_whose_pictures_do_not_fit_its_tokens_is_dropped_whole(
+    learner: Make, vision_model: Path, groups: Callable[[int], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Statistics too: what is left trains as if it had never been there."""
+    (group,) = groups(0)
+    first, *others = group.trajectories
+    (segment,) = first.segments
+    image = segment.images[0]
+    ids = segment.token_ids.copy()
+    ids[image.start] = 20
+    torn = dataclasses.replace(first, segments=(dataclasses.replace(segment, token_ids=ids),))
+    without = dataclasses.replace(group, trajectories=tuple(others))
+    with_torn = dataclasses.replace(group, trajectories=(torn, *others))
+
+    report = learner(model=vision_model).update_from([with_torn], 0)
+    assert report.metrics["train/misfit_trajectories/count"] == 1
+    assert f"trajectory {first.id} is not trained on: the picture {image.digest[:12]}" in caplog.text
+    again = learner(model=vision_model).update_from([without], 0)
+    assert again.weights_digest == report.weights_digest
