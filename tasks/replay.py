@@ -11,14 +11,16 @@ from typing import Any
 from prefect import task
 from pydantic import BaseModel, ConfigDict
 
+from agentfly_lib.configs import LearnerConfig
+from agentfly_lib.errors import UserError
 from agentfly_lib.refs import CheckpointRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.store.atomic import read_json
-from agentfly_lib.training.checkpoint import checkpoint_at
+from agentfly_lib.training.checkpoint import CheckpointState, checkpoint_at, read_state
 from agentfly_lib.training.ranks import Learner, ensure_learner
 from tasks.options import RETRIED, within
 from tasks.session import Session, current_session
 
-__all__ = ["ReplayReport", "ReplayedStep", "replay_steps"]
+__all__ = ["ReplayReport", "ReplayedStep", "replay_steps", "require_same_shape"]
 
 _WEIGHTS: dict[bool | None, str] = {
     True: ", the same weights as the checkpoint",
@@ -76,6 +78,8 @@ async def replay_steps(model: ModelRef, first: int, last: int, output: Path | No
     """Makes the updates of the steps `first` to `last` again, from the checkpoint of version `first`."""
     session = current_session()
     start = checkpoint_at(session.directory.checkpoint(first)) if first else None
+    if start is not None:
+        require_same_shape(read_state(start.path), session.config.learner, start.path)
     seconds = session.start_seconds + session.config.learner.update_timeout_seconds * (last - first + 1)
     async with within(seconds, "the replay"):
         await session.start_cluster()
@@ -96,6 +100,20 @@ async def replay_steps(model: ModelRef, first: int, last: int, output: Path | No
         steps=tuple(steps),
         output=saved,
     )
+
+
+def require_same_shape(state: CheckpointState, learner: LearnerConfig, path: Path) -> None:
+    """Raises `UserError` for a checkpoint of another number of ranks or ZeRO stage than the config's.
+
+    Sums then have another order: the updates agree to rounding, and a replay, which compares bits, would prove nothing.
+    """
+    wrote, wants = (state.ranks, state.zero_stage), (learner.ranks, learner.zero_stage)
+    if wrote != wants:
+        raise UserError(
+            f"{path} was written by {wrote[0]} rank(s) with ZeRO {wrote[1]}, and the config asks for {wants[0]} rank(s) "
+            f"with ZeRO {wants[1]}: training again would agree to rounding, not bit for bit. Replay from a checkpoint "
+            "that the config's shape has written"
+        )
 
 
 async def _fresh_learner(session: Session, model: ModelRef, start: CheckpointRef | None) -> LearnerRef:
