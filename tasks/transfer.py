@@ -21,7 +21,10 @@ __all__ = ["GpuTransfer"]
 
 
 class GpuTransfer:
-    """`inference.weight_transfer` `nccl` or `ipc`."""
+    """`inference.weight_transfer` `nccl` or `ipc`.
+
+    A broadcast that breaks off ends the learner too, which starts again from its checkpoint.
+    """
 
     def __init__(self, kind: Literal["nccl", "ipc"], *, tensor_parallel: int) -> None:
         self._kind = kind
@@ -35,9 +38,13 @@ class GpuTransfer:
         await self._meet(engines, learner, version)
         metas = (await learner.send(version, "describe"))[0]
         if self._kind == "nccl":
-            async with asyncio.TaskGroup() as group:
-                receiving = group.create_task(self._receive(engines, nccl_update(metas), version, canary))
-                group.create_task(learner.send(version, "broadcast"))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    receiving = group.create_task(self._receive(engines, nccl_update(metas), version, canary))
+                    group.create_task(learner.send(version, "broadcast"))
+            except BaseException:
+                learner.close()  # it may wait for ever for an engine that is gone, inside of NCCL
+                raise
             return receiving.result()
         try:
             update = ipc_update(metas, await learner.send(version, "share"))

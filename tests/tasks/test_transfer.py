@@ -40,6 +40,9 @@ class Sides:
         self.log.append(("load", version))
         return ref.model_copy(update={"policy_version": version}), "update"
 
+    def close(self):
+        self.log.append(("learner ends",))
+
     async def status(self):
         return [SimpleNamespace(pid=20), SimpleNamespace(pid=21)]
 
@@ -99,6 +102,20 @@ async def test_ipc_tells_each_gpu_where_its_copy_is_and_lets_go_afterwards(sides
     await send(GpuTransfer("ipc", tensor_parallel=2), sides, 1)
     assert sides.received["ipc_handles"] == [{"gpu-a": ("a0",), "gpu-b": ("b0",)}, {"gpu-a": ("a1",), "gpu-b": ("b1",)}]
     assert sides.log == [("meet", [{}, {}]), ("describe",), ("share",), ("load", 1), ("release",)]
+
+
+async def test_a_broadcast_that_nobody_receives_ends_the_learner(sides, monkeypatch):
+    from agentfly_lib.errors import EngineError
+    from tasks import transfer
+
+    def fail(*arguments, **named):
+        raise EngineError("engine 'engine-1' is gone")
+
+    monkeypatch.setattr(transfer, "load_weights", fail)
+    with pytest.raises(ExceptionGroup) as caught:
+        await send(transfer.GpuTransfer("nccl", tensor_parallel=2), sides, 1)
+    assert caught.group_contains(EngineError, match="is gone")
+    assert sides.log[-1] == ("learner ends",)
 
 
 async def test_ipc_lets_go_when_an_engine_fails_too(sides, monkeypatch):
