@@ -68,11 +68,13 @@ def images_alone(reader: ImageReader) -> None:
     which there is no build that goes with a CPU build of torch: without it, models of the first two families are made
     known here, whose modules want no more of it than one function, which its other half has too.
     """
+    from transformers import ProcessorMixin
     from vllm.multimodal.processing import InputProcessingContext
 
-    def half(self: InputProcessingContext, kind: type[Any], /, **named: Any) -> Any:
-        del self, named
-        made = kind.__new__(kind)
+    def half(self: InputProcessingContext, kind: Any = None, /, **_: Any) -> Any:
+        del self
+        first = (kind[0] if isinstance(kind, tuple) else kind) or ProcessorMixin
+        made = first.__new__(first)
         made.image_processor = made.video_processor = reader.processor
         return made
 
