@@ -111,8 +111,8 @@ def require_same_shape(state: CheckpointState, learner: LearnerConfig, path: Pat
     if wrote != wants:
         raise UserError(
             f"{path} was written by {wrote[0]} rank(s) with ZeRO {wrote[1]}, and the config asks for {wants[0]} "
-            f"rank(s) with ZeRO {wants[1]}: training again would agree to rounding, not bit for bit. Replay from a checkpoint "
-            "that the config's shape has written"
+            f"rank(s) with ZeRO {wants[1]}: training again would agree to rounding, not bit for bit. Replay from a "
+            "checkpoint that the config's shape has written"
         )
 
 

@@ -8,6 +8,9 @@ Of a rank (ZeRO: arXiv 1910.02054; activations: counted as autograd keeps them f
     activations   tokens x layers x (7 hidden + 3 key_value + 5 intermediate), or, with checkpointing, tokens x layers x
                   hidden and those of one layer; and tokens x 2 hidden around the last norm
     logits        loss tokens of one chunk x vocabulary x 4 bytes, three times (logits, log-softmax, gradient)
+
+Layers of four bits a weight (QLoRA) take about 0.53 bytes each. What is offloaded to the host is not counted on a GPU;
+where parameters are, weights are those of one layer. Ranks that share rows share activations.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from agentfly_lib.planning.shape import ModelShape
 __all__ = ["EngineMemory", "RankMemory", "engine_memory", "rank_memory"]
 
 _BYTES = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
+_NF4_BYTES = 0.53
+"""Of a weight of four bits, with its share of the scales (arXiv 2305.14314, section 3)."""
 _CONTEXT_BYTES = 1 << 30
 """What CUDA, NCCL and kernels take on a GPU before anything is loaded."""
 
@@ -60,7 +65,7 @@ def rank_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> RankMe
     """Of each rank, at its peak: the backward pass of a full micro-batch."""
     learner = config.learner
     width, ranks, stage = _BYTES[learner.dtype], learner.ranks, learner.zero_stage
-    tokens = max(learner.microbatch_tokens, config.rollout.context_length)
+    tokens = max(learner.microbatch_tokens, config.rollout.context_length) // learner.sequence_parallel
     layer = tokens * (7 * shape.hidden + 3 * shape.key_value + 5 * shape.intermediate) * width
     activations = 2 * tokens * shape.hidden * width
     if learner.gradient_checkpointing:
@@ -70,11 +75,16 @@ def rank_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> RankMe
     trained, lora = shape.parameters - (shape.tower if learner.freeze_vision else 0), learner.lora
     if lora is not None:
         trained = shape.adapter_parameters(lora.rank, lora.target_modules, vision=lora.vision)
+    weights = (shape.parameters + (trained if lora else 0)) * width // (ranks if stage == 3 else 1)
+    if lora is not None and lora.quantize:
+        weights -= int(shape.linear_parameters * (width - _NF4_BYTES))
+    if on_gpu and learner.offload.parameters != "none":
+        weights = shape.parameters * width // shape.layers
     copies = 12 if learner.dtype != "float32" or stage else 8
     return RankMemory(
-        weights=(shape.parameters + (trained if lora else 0)) * width // (ranks if stage == 3 else 1),
+        weights=weights,
         gradients=trained * width // (ranks if stage >= 2 else 1),
-        optimizer=trained * copies // (ranks if stage else 1),
+        optimizer=0 if on_gpu and learner.offload.optimizer != "none" else trained * copies // (ranks if stage else 1),
         activations=activations,
         logits=3 * 4 * min(learner.logit_chunk_tokens, tokens) * shape.vocabulary,
         context=_CONTEXT_BYTES if on_gpu else 0,

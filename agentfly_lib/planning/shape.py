@@ -38,6 +38,12 @@ class ModelShape:
     tower_widths: Mapping[str, int] = field(default_factory=dict)
     """As `linear_widths`, of the vision tower."""
 
+    @property
+    def linear_parameters(self) -> int:
+        """Weights of the decoder's linear layers, without the output head."""
+        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.key_value
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
     def adapter_parameters(
         self, rank: int, layers: Literal["all-linear"] | Sequence[str], *, vision: bool = False
     ) -> int:

@@ -116,6 +116,23 @@ def test_adapters_alone_have_gradients(recipe, qwen_3b):
     assert rank.weights == (shape.parameters + 8 * 36 * one) * 2
 
 
+def test_what_is_offloaded_shared_or_quantised_is_not_on_the_gpu(recipe, qwen_3b):
+    shape = ModelShape.of(PretrainedModelConfig(name_or_path=str(qwen_3b)))
+    plain = rank_memory(recipe("gsm8k-8gpu"), shape, on_gpu=True)
+
+    def memory(*changes):
+        return rank_memory(recipe("gsm8k-8gpu", *changes), shape, on_gpu=True)
+
+    assert memory("learner.offload.optimizer=cpu").optimizer == 0
+    both = memory("learner.zero_stage=3", "learner.offload.optimizer=cpu", "learner.offload.parameters=cpu")
+    assert both.weights == 2 * 3_085_938_688 // 36
+    assert memory("learner.sequence_parallel=4").activations == plain.activations // 4
+    adapters = memory("learner.lora.rank=8")
+    bits = memory("learner.lora.rank=8", "learner.lora.quantize=nf4")
+    linear = 36 * (2 * 2048 * 2048 + 2 * 2048 * 256 + 3 * 2048 * 11008)
+    assert adapters.weights - bits.weights == pytest.approx(linear * (2 - 0.53), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("changes", "machine", "said"),
     [
