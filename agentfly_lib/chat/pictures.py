@@ -8,14 +8,14 @@ OpenAI's form (`image_url`) are taken too, and a `video` as the pictures of its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentfly_lib.chat.images import NO_ACCESS, ImageAccess, Picture, load_picture
+from agentfly_lib.chat.images import NO_ACCESS, ImageAccess, Picture, data_url, load_picture
 from agentfly_lib.errors import ImageError
 from agentfly_lib.types import Message
 
-__all__ = ["MAX_FRAMES", "PictureBook", "image_part", "shown", "without_images"]
+__all__ = ["MAX_FRAMES", "PictureBook", "image_part", "shown", "with_files", "without_images"]
 
 MAX_FRAMES = 64
 """Of a video."""
@@ -31,7 +31,7 @@ class PictureBook(Mapping[str, Picture]):
     def __getitem__(self, digest: str) -> Picture:
         return self._pictures[digest]
 
-    def __iter__(self) -> Iterable[str]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[str]:
         return iter(self._pictures)
 
     def __len__(self) -> int:
@@ -106,6 +106,23 @@ def shown(messages: Iterable[Message]) -> list[str]:
         if isinstance(message.get("content"), list)
         for part in message["content"]
         if isinstance(part, Mapping) and part.get("type") == "image" and "digest" in part
+    ]
+
+
+def with_files(messages: Iterable[Message], files: Mapping[str, bytes]) -> list[Message]:
+    """The messages of a trajectory for those who do not have its pictures: parts hold them, as `data:` URLs."""
+
+    def held(part: Any) -> Any:
+        digest = part.get("digest") if _is_visual(part) else None
+        if isinstance(digest, str) and digest in files:
+            return {"type": "image", "image": data_url(files[digest])}
+        return part
+
+    return [
+        {**message, "content": [held(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
     ]
 
 

@@ -6,7 +6,7 @@ One row per problem with `prompt`, `chosen` and `rejected` as lists of messages,
      "chosen_reward": 1.0, "rejected_reward": 0.0, "problem_id": "...", "chosen_id": "000003-00001/4", ...}
 
 Messages are what was said, in order, with tool results between the policy's turns. Their content is text: what is not
-(parts with images) is JSON.
+(parts with images, which hold them as `data:` URLs) is JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentfly_lib.chat.pictures import with_files
 from agentfly_lib.errors import DataError
 from agentfly_lib.store.atomic import atomic_file
 from agentfly_lib.store.layout import RunDirectory
@@ -112,7 +113,7 @@ def _groups(runs: Sequence[Path]) -> Iterator[TrajectoryGroup]:
 
 
 def _said(trajectory: Trajectory) -> list[dict[str, str]]:
-    return [_plain(message) for message in trajectory.messages]
+    return [_plain(message) for message in with_files(trajectory.messages, trajectory.pictures)]
 
 
 def _plain(message: Message) -> dict[str, str]:

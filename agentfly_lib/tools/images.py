@@ -6,7 +6,11 @@ import base64
 import io
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+from agentfly_lib.chat.images import load_picture
+from agentfly_lib.errors import ImageError
 
 __all__ = ["MAX_IMAGES", "data_url", "image_texts"]
 
@@ -18,7 +22,8 @@ _KINDS = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"GIF8", "gif"), (b"BM", 
 
 
 def image_texts(images: Iterable[Any]) -> tuple[str, ...]:
-    """Each image as a text. Takes addresses, paths, bytes of an image file, PIL images, and arrays of pixels [H, W, 3].
+    """Each image as a text. Takes `Path`s, bytes of an image file, PIL images, arrays of pixels [H, W, 3], and text: a
+    `data:` URL, or what is left to whoever shows it (a text that names a file or an address may come from the model).
 
     Raises `ValueError` or `TypeError` for what is no image, or for more than can be shown.
     """
@@ -43,7 +48,7 @@ def _text(image: Any) -> str:
             raise ValueError(f"the result has an image of {len(image)} characters; {2 * MAX_BYTES} are the most")
         return image
     if isinstance(image, os.PathLike):
-        return os.fsdecode(image)
+        return _of_file(Path(image))
     if isinstance(image, bytes | bytearray | memoryview):
         return data_url(bytes(image))
     if hasattr(image, "__array_interface__") and not hasattr(image, "save"):
@@ -55,6 +60,13 @@ def _text(image: Any) -> str:
     file = io.BytesIO()
     image.save(file, format="PNG")
     return data_url(file.getvalue())
+
+
+def _of_file(path: Path) -> str:
+    try:
+        return data_url(load_picture(path).data)
+    except ImageError as error:
+        raise ValueError(f"the result has an image that cannot be used: {error}") from error
 
 
 def _kind(data: bytes) -> str:

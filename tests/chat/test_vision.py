@@ -18,6 +18,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from agentfly_lib.chat import ChatFormat, PictureBook
 from agentfly_lib.chat.image_reader import ImageReader
 from agentfly_lib.chat.images import load_picture
+from agentfly_lib.chat.pictures import with_files
 from agentfly_lib.chat.vision import expand, smart_resize
 from agentfly_lib.errors import ImageError, ModelError
 from tests.chat.vision_models import FAMILIES, model_directory, png, processor_of
@@ -101,6 +102,25 @@ def test_prompt_and_bridges_are_what_the_familys_processor_makes_of_the_whole(ki
         raw = [*raw, {"role": "assistant", "content": said}, *answers]
         assert ids == by_reference(kind, raw)
     assert len(spans) == len([1 for m in raw if isinstance(m["content"], list) for p in m["content"] if "image" in p])
+
+
+def test_a_template_that_rewrites_history_gives_all_pictures_anew(tmp_path):
+    path = model_directory("qwen2_vl", tmp_path)
+    template = path / "chat_template.jinja"
+    said, forgotten = (
+        "m.role + '\\n' + content(m.content)",
+        "m.role + '\\n' + ('...' if m.role == 'assistant' else content(m.content))",
+    )
+    assert said in template.read_text()
+    template.write_text(template.read_text().replace(said, forgotten))
+    chat, book = ChatFormat.from_pretrained(path), PictureBook()
+    history, _ = book.take([{"role": "user", "content": [{"type": "image", "image": png(16, 16)}]}])
+    more, _ = book.take([{"role": "user", "content": [{"type": "image", "image": png(32, 16)}]}])
+    bridge = chat.bridge(history, "red", [*chat.encode("red"), chat.stop_token_ids[0]], more, pictures=book)
+    assert bridge.rewritten
+    places = [place for place, token in enumerate(bridge.ids) if token == chat.vision.image_token_id]
+    assert places == [place for image in bridge.images for place in range(image.start, image.end)]
+    assert [image.digest for image in bridge.images] == list(book)
 
 
 @pytest.mark.parametrize("kind", GRIDS)
@@ -232,6 +252,12 @@ class TestModels:
 
 
 class TestPictureBook:
+    def test_for_others_messages_hold_their_pictures_again(self):
+        book = PictureBook()
+        messages, _ = book.take([{"role": "user", "content": [{"type": "image", "image": png(8, 8)}]}])
+        (message,) = with_files(messages, book.files)
+        assert load_picture(message["content"][0]["image"]).data == png(8, 8)
+
     def test_frames_of_a_video_are_pictures_with_a_bound(self):
         frames = [np.full((4, 4, 3), value, np.uint8) for value in range(65)]
         book = PictureBook()

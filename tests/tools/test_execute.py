@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from agentfly_lib.errors import EnvironmentFailure, InfrastructureError
 from agentfly_lib.tools import MalformedCall, Tool, ToolCall, ToolContext, ToolResult, execute_calls, tool
 from agentfly_lib.types import Problem
+from tests.chat.vision_models import png
 
 PROBLEM = Problem(id="p", messages=({"role": "user", "content": "?"},), columns={"answer": "4"})
 
@@ -93,7 +94,7 @@ class TestResults:
         [
             ({"image": "a.png"}, ("a.png",)),
             ({"images": ["a.png", b"\x89PNG"]}, ("a.png", "data:image/png;base64,iVBORw==")),
-            ({"image": Path("a.png"), "images": (b"GIF89a", None)}, ("a.png", "data:image/gif;base64,R0lGODlh")),
+            ({"images": (b"GIF89a", None)}, ("data:image/gif;base64,R0lGODlh",)),
             ({"images": b"\xff\xd8"}, ("data:image/jpeg;base64,/9g=",)),
             ({"image": None}, ()),
         ],
@@ -101,9 +102,15 @@ class TestResults:
     async def test_one_image_or_several(self, images, expected):
         assert await observe({"observation": "seen", **images}) == ToolResult(observation="seen", images=expected)
 
+    async def test_a_path_is_read(self, tmp_path):
+        (tmp_path / "a.gif").write_bytes(png(8, 8))
+        (url,) = (await observe({"observation": "seen", "image": tmp_path / "a.gif"})).images
+        assert url == f"data:image/png;base64,{base64.b64encode(png(8, 8)).decode()}"
+
     @pytest.mark.parametrize(
         ("image", "fault"),
         [
+            (Path("nowhere.png"), "an image that cannot be used: the image nowhere.png cannot be read"),
             (b"GIF", "an image of 3 bytes that is no PNG"),
             (b"\x89PNG" + b"x" * 21 * 2**20, "an image of 22020100 bytes; 20971520 are the most"),
             ("x" * 50_000_000, "an image of 50000000 characters"),
