@@ -35,6 +35,11 @@ def policy_config(config: RunConfig, policy: Path | None, *, suffix: str) -> Run
     if (policy / "hf").is_dir():
         verify_checkpoint(checkpoint_at(policy))
         model = policy / "hf"
+        if not (model / "model.safetensors").exists():
+            raise ModelError(
+                f"{policy} holds adapters alone (checkpoint.adapters_only); merge {policy / 'adapter'} into the model "
+                "that it was trained on with peft, and name the folder of the result"
+            )
     name = f"{config.run.name}-{suffix}-{policy.resolve().name}"
     return config.model_copy(
         update={

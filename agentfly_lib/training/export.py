@@ -19,6 +19,8 @@ __all__ = ["export_checkpoint"]
 def export_checkpoint(checkpoint: Path, output: Path) -> CheckpointRef:
     """Copies config, tokenizer, chat template and safetensors of a checkpoint to `output`, whole or not at all.
 
+    Of a checkpoint that holds adapters alone, these, in peft's format.
+
     Every file of the checkpoint is compared with its manifest first. Raises `UserError` if `output` exists or
     `checkpoint` is not one, `ShardError` naming the file if it is damaged or the copy cannot be written.
     """
@@ -28,8 +30,10 @@ def export_checkpoint(checkpoint: Path, output: Path) -> CheckpointRef:
         raise UserError(f"{checkpoint} is not a checkpoint (no {MANIFEST}).{_near(checkpoint)}")
     ref = checkpoint_at(checkpoint)
     verify_checkpoint(ref)
-    source = checkpoint / "hf"
-    if missing := [name for name in ("config.json", "model.safetensors") if not (source / name).is_file()]:
+    source, wanted = checkpoint / "hf", ("config.json", "model.safetensors")
+    if not (source / wanted[1]).is_file() and (checkpoint / "adapter").is_dir():
+        source, wanted = checkpoint / "adapter", ("adapter_config.json", "adapter_model.safetensors")
+    if missing := [name for name in wanted if not (source / name).is_file()]:
         raise ShardError(f"{source} holds no {missing[0]}; export another checkpoint")
     temporary = output.with_name(f".{output.name}.{uuid.uuid4().hex}.tmp")
     try:

@@ -68,6 +68,35 @@ def test_the_whole_flow(tmp_path, changes, agreement):
         assert metrics["train/skipped_updates/count"] == 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["learner.zero_stage=2", "learner.offload.optimizer=cpu"],
+        ["learner.zero_stage=3", "learner.offload.optimizer=cpu", "learner.offload.parameters=cpu"],
+        ["learner.lora.rank=8", "learner.lora.quantize=nf4"],
+        ["learner.liger=true"],
+    ],
+    ids=["offload", "offload-parameters", "qlora", "liger"],
+)
+def test_an_update_with_options_that_are_for_gpus(options, tmp_path):
+    """Two updates on made-up rollouts: finite, and the exported weights give the learner's own log-probs."""
+    import subprocess
+    import sys
+
+    for package, option in (("bitsandbytes", "quantize"), ("liger_kernel", "liger")):
+        if any(option in each for each in options):
+            pytest.importorskip(package)
+    program = Path(__file__).with_name("learner_program.py")
+    command = [sys.executable, str(program), str(tmp_path), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(f"{', '.join(options)}: {found}")
+    assert found["grad_norm"] > 0
+    assert found["skipped"] == 0
+    assert found["difference"] < 0.1
+
+
 @pytest.mark.parametrize("window", [None, 16])
 def test_flash_attention_over_documents_equals_the_padded_one(window):
     import torch

@@ -39,6 +39,21 @@ def test_the_model_alone_is_written_bit_by_bit(checkpoint: Path, tmp_path: Path)
     assert [item.name for item in output.parent.iterdir()] == ["model"]
 
 
+def test_adapters_alone_are_written_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "000003"
+    adapter = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"a"}
+    for folder, files in {"hf": {"config.json": b"{}"}, "adapter": adapter}.items():
+        (staging_directory(path) / folder).mkdir(parents=True)
+        for name, content in files.items():
+            (staging_directory(path) / folder / name).write_bytes(content)
+    state = CheckpointState(
+        policy_version=3, nonfinite_in_row=0, ranks=1, zero_stage=0, dtype="float32", trained_with={}
+    )
+    seal(path, state)
+    export_checkpoint(path, tmp_path / "out")
+    assert {item.name: item.read_bytes() for item in (tmp_path / "out").iterdir()} == adapter
+
+
 def test_what_exists_is_left_alone(checkpoint: Path, tmp_path: Path) -> None:
     output = tmp_path / "model"
     output.mkdir()
