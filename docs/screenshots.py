@@ -42,6 +42,9 @@ IMAGES = Path(__file__).parent / "images"
 MOST_BYTES = 200_000
 _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe")
 _PAGES_SECONDS = 240.0
+_TRAINING = "workflowType=machine_learning"
+"""Else MLflow's page shows an experiment as an application and not as training runs."""
+_ALONE = "document.querySelectorAll('button[aria-label=Close i]').forEach(each => each.click())"
 _CLICK = "[...document.querySelectorAll('a, button')].find(each => each.innerText.trim() == '{text}')?.click()"
 
 
@@ -188,7 +191,7 @@ def _server_shots(prefect: str, mlflow: str, run: Path, other: Path) -> Sequence
     found = _post(f"{api}/runs/search", {"experiment_ids": [number], "max_results": 100})["runs"]
     by_name = {each["info"]["run_name"]: each["info"]["run_id"] for each in found}
     ids, of = quote(json.dumps([by_name[run.name], by_name[other.name]])), quote(json.dumps([number]))
-    compare = f"{mlflow}/#/compare-runs?runs={ids}&experiments={of}"
+    compare = f"{mlflow}/#/compare-runs?runs={ids}&experiments={of}&{_TRAINING}"
     return [
         Shot(
             name="prefect-run",
@@ -206,13 +209,22 @@ def _server_shots(prefect: str, mlflow: str, run: Path, other: Path) -> Sequence
         ),
         Shot(
             name="mlflow-runs",
-            settle=6.0,
-            url=f"{mlflow}/#/experiments/{number}/runs",
-            width=1700,
-            height=700,
+            before=_ALONE,
+            settle=12.0,
+            url=f"{mlflow}/#/experiments/{number}/runs?{_TRAINING}&compareRunsMode=CHART",
+            width=1500,
+            height=1000,
             ready=f"document.body.innerText.includes('{run.name}')",
         ),
-        Shot(name="mlflow-compare", url=compare, height=1500, ready=f"document.body.innerText.includes('{run.name}')"),
+        Shot(
+            name="mlflow-compare",
+            url=compare,
+            width=1300,
+            height=1500,
+            ready=f"document.body.innerText.includes('{run.name}')",
+            before=_ALONE,
+            settle=6.0,
+        ),
     ]
 
 

@@ -44,9 +44,6 @@ _logger = logging.getLogger(__name__)
 _KEY_TAG = "agentfly.key"
 _TABLES_TAG = "mlflow.loggedArtifacts"
 """MLflow's own list of a run's tables; its page compares runs by them."""
-_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-"""Because it has traces, MLflow's page would else take it for an application, and begin with the cost of its calls
-instead of the runs."""
 _MAX_TAG_LENGTH = 8000
 _MAX_METRICS = 500
 _MAX_OTHERS = 100
@@ -142,7 +139,7 @@ class MlflowSink:
                 )
             return found.experiment_id
         location = None if _is_server(self._uri) else self._artifacts.resolve().as_uri()
-        return client.create_experiment(self._experiment, artifact_location=location, tags=_EXPERIMENT_TAGS)
+        return client.create_experiment(self._experiment, artifact_location=location)
 
     def _ensure_run(self, client: MlflowClient) -> str:
         run = None
