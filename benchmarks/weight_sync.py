@@ -1,0 +1,111 @@
+"""What handing new weights to an engine costs, against copying its bytes: 1 M and 500 M parameters, on a CPU.
+
+A hand-over is what a step does without its canary: the learner's weights are written as one safetensors file in shared
+memory, and vLLM loads them in place and forgets what the old ones computed. The bound is the least that two processes
+can do: the bytes once into fresh shared memory, and once out of it into memory that is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import mmap
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from agentfly_lib.configs import InferenceConfig
+from agentfly_lib.inference.settings import EngineSettings, engine_environment
+from benchmarks.report import Finding, show
+
+__all__ = ["main"]
+
+REPEATS = 5
+SHAPES = {
+    "1 M": {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 2048},
+    "500 M": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 28, "vocab_size": 32_000},
+}
+
+
+def main() -> bool:
+    """Runs it; True if the bars are met."""
+    findings = []
+    for name, shape in SHAPES.items():
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+            weights = _make(Path(folder), shape)
+            size = sum(tensor.nbytes for tensor in weights.values())
+            synced = asyncio.run(_sync(Path(folder), Path(shared), weights))
+            copied = _copy(Path(shared), weights)
+        # The small model's hand-over is bounded by what a call costs, not by its bytes: it only informs.
+        bar = 2.0 if name == "500 M" else None
+        findings += [
+            Finding(what=f"{name} parameters: hand-over / copying the bytes", value=synced / copied, unit="x", bar=bar),
+            Finding(what=f"{name} parameters: hand-over", value=synced, unit="s"),
+            Finding(what=f"{name} parameters: copying the bytes", value=copied, unit="s"),
+            Finding(what=f"{name} parameters: size", value=size / 2**20, unit="MiB"),
+        ]
+    return show("weight_sync", findings, notes=f"median of {REPEATS} after a warm-up; float32; one thread")
+
+
+def _make(folder: Path, shape: dict[str, int]) -> dict[str, torch.Tensor]:
+    """A random Qwen2 of this shape, saved in `folder`; its weights."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True, **shape)  # pyright: ignore[reportArgumentType]
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+async def _sync(folder: Path, shared: Path, weights: dict[str, torch.Tensor]) -> float:
+    """Seconds of one hand-over."""
+    settings = EngineSettings(
+        inference=InferenceConfig(max_sequences=8), model_path=folder, context_length=256, device="cpu"
+    )
+    os.environ.update(engine_environment(settings))
+    from agentfly_lib.inference.vllm import VllmEngine
+    from agentfly_lib.training.weights import write_weights
+
+    engine = VllmEngine(settings)
+    await engine.start()
+    path, seconds = shared / "policy.safetensors", []
+    for version in range(1, REPEATS + 2):
+        started = time.perf_counter()
+        write_weights(path, weights, policy_version=version)
+        await engine.load_weights(path, version, None)
+        seconds.append(time.perf_counter() - started)
+    await engine.close()
+    path.unlink()
+    return statistics.median(seconds[1:])
+
+
+def _copy(shared: Path, weights: dict[str, torch.Tensor]) -> float:
+    """Seconds of copying the bytes into a new file in shared memory and back out of it."""
+    seconds = []
+    there = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
+    size = sum(tensor.nbytes for tensor in weights.values())
+    for turn in range(REPEATS + 1):
+        started = time.perf_counter()
+        with (shared / f"copy-{turn}").open("w+b") as file:
+            file.truncate(size)
+            with mmap.mmap(file.fileno(), size) as memory:
+                place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+                for tensor in weights.values():
+                    ctypes.memmove(place, tensor.data_ptr(), tensor.nbytes)
+                    place += tensor.nbytes
+                place -= size
+                for name, tensor in there.items():
+                    ctypes.memmove(tensor.data_ptr(), place, tensor.nbytes)
+                    place += weights[name].nbytes
+        seconds.append(time.perf_counter() - started)
+        (shared / f"copy-{turn}").unlink()
+    return statistics.median(seconds[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)
