@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -628,9 +629,13 @@ def _run_flow(name: str, title: str, quiet: bool, *arguments: Any) -> Any:
     from agentfly_lib.leash import leash
     from agentfly_lib.viewer.live import LiveDisplay
 
-    with leash(), LiveDisplay(title, quiet=quiet) as display:
-        display.use()
-        return asyncio.run(_flow(name)(*arguments))
+    flow = _flow(name)
+    with ExitStack() as around:
+        around.enter_context(leash())
+        for entry in entry_points(group="agentfly.around_flows"):
+            around.enter_context(entry.load()())
+        around.enter_context(LiveDisplay(title, quiet=quiet)).use()
+        return asyncio.run(flow(*arguments))
 
 
 def _existing_run(run: Path) -> Path:
