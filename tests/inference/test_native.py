@@ -15,7 +15,7 @@ from agentfly_lib.inference.generate import GenerationRequest
 from agentfly_lib.inference.source import AdapterFolder, Transfer
 from agentfly_lib.refs import EngineRef
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NAMESPACE = "engine-tests-native"
 TOKENS = tuple(random.Random(8).choices(range(10, 300), k=100))
