@@ -57,7 +57,10 @@ def _run_routes(viewer: Viewer, prefix: str) -> list[BaseRoute]:
     """The pages of one run."""
 
     def index(request: Request) -> Response:
-        return _html(viewer.index(request.query_params, prefix=prefix))
+        answer = _html(viewer.index(request.query_params, prefix=prefix))
+        # what decodes tokens takes seconds to load, for which neither the list waits nor, later, who has read it
+        answer.background = BackgroundTask(lambda: viewer.shelf(prefix).chat)
+        return answer
 
     def group(request: Request) -> Response:
         place = request.path_params

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import socket
-import threading
 from pathlib import Path
 
 from agentfly_lib.errors import AgentFlyError, UserError
@@ -44,11 +43,7 @@ def serve_viewer(run: Path, *, host: str, port: int, other: Path | None = None) 
     except OSError as error:
         raise UserError(f"port {port} of {host} cannot be used ({error.strerror}); name another with --port") from error
     hosts = _LOCAL if host in _LOCAL else ("*",)
-    viewer = open_viewer(run, other=other)
-    for shelf in (viewer.main, viewer.other):
-        if shelf is not None:  # seconds of imports, which the first page does not wait for
-            threading.Thread(target=lambda shelf=shelf: shelf.chat, daemon=True).start()
-    app = viewer_app(viewer, hosts=hosts)
+    app = viewer_app(open_viewer(run, other=other), hosts=hosts)
     shown = f"[{host}]" if ":" in host else host
     print(f"http://{shown}:{listener.getsockname()[1]}  shows {run}; Ctrl-C stops it", flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
