@@ -103,6 +103,7 @@ class LearnerRank:
         if self.device.type == "cpu":
             torch.set_num_threads(config.learner.threads)
         join_process_group(rank=rank, world=world, address=address, port=port, device=self.device)
+        self._saves = BackgroundSave()
 
         dtype = getattr(torch, config.learner.dtype)
         lora = config.learner.lora
@@ -131,7 +132,6 @@ class LearnerRank:
             policy, learner=config.learner, optim=config.optim, device=self.device, universal=universal
         )
         self._reference = self._load_reference(dtype)
-        self._saves = BackgroundSave()
         self._report: StepReport | None = None
         self._canary: list[float] | None = None
         self._sender: WeightSender | None = None
@@ -344,8 +344,9 @@ class LearnerRank:
     def close(self) -> None:
         """Gives back the engine; the object cannot be used afterwards. The process stays a rank of its group."""
         self.clean = False
-        if hasattr(self, "engine"):
+        if hasattr(self, "_saves"):
             self._saves.close()
+        if hasattr(self, "engine"):
             self.engine.close()
             del self.engine
 

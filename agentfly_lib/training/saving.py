@@ -51,12 +51,11 @@ def captured(engine: Any) -> Iterator[Files]:
     """Within the block DeepSpeed's `save_checkpoint` writes no tensors: copies of its files' contents are collected."""
     files: Files = []
     writer = engine.checkpoint_engine
-    original = writer.save
     writer.save = lambda state_dict, path: files.append((Path(path), host_copy(state_dict)))
     try:
         yield files
     finally:
-        writer.save = original
+        del writer.save  # its own again
 
 
 class BackgroundSave:

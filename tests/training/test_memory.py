@@ -22,7 +22,7 @@ pytest.importorskip("deepspeed")
 
 from agentfly_lib.training.checkpoint import prune  # noqa: E402
 
-WARM_UP, STEPS = 10, 30
+WARM_UP, STEPS = 10, 20
 
 
 def tensors() -> int:

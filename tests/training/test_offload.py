@@ -35,11 +35,10 @@ def test_what_deepspeed_cannot_do_is_refused(values: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("stage", "offload"),
     [
-        (1, {"optimizer": "cpu"}),
         (2, {"optimizer": "cpu"}),
         (3, {"optimizer": "cpu", "parameters": "cpu"}),
     ],
-    ids=["1", "2", "3-with-parameters"],
+    ids=["2", "3-with-parameters"],
 )
 def test_the_same_weights_and_a_bit_exact_resume(
     learner: Callable[..., Any], factories: ModuleType, tmp_path: Path, stage: int, offload: dict[str, str]
