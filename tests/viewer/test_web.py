@@ -422,7 +422,7 @@ def test_a_browser_runs_nothing_that_a_model_wrote(tmp_path):
             title = re.search(r"<title>(.*?)</title>", found, re.DOTALL)
             assert title is not None
             assert title[1] not in ("run", "1")
-            for tag in ("<script", "<iframe", 'onerror="document', "<style>body{display"):
+            for tag in ("<script", "<iframe", "<img", "<style>body{display", 'http-equiv="refresh"'):
                 assert tag not in found
             assert "\x1b" not in found
             assert "\u202e" not in found
