@@ -32,6 +32,7 @@ def test_with_a_lag_of_1_tokens_of_two_versions_are_trained_on_and_a_kill_loses_
         f"run.steps={STEPS}",
         "rollout.max_policy_lag=1",
         "rollout.max_concurrency=48",
+        "rollout.groups_per_part=1",
         'agent.tools=["tests.flows.patient_calculator:calculator"]',
         "agent.tool_timeout_seconds=500",
         "data.eval_problems=4",
