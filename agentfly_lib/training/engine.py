@@ -147,12 +147,6 @@ class TrainingEngine:
             )
         return files
 
-    def save(self, directory: Path, tag: str) -> None:
-        """Collective: `snapshot`, written at once."""
-        self.deepspeed.save_checkpoint(
-            str(directory), tag=tag, save_latest=False, exclude_frozen_parameters=self._adapters_alone
-        )
-
     def load(self, directory: Path, tag: str) -> None:
         """Collective: the counterpart of `snapshot`, for the same ranks and ZeRO stage unless it is universal."""
         self.deepspeed.load_checkpoint(str(directory), tag=tag, load_module_strict=not self._partly_frozen)
@@ -247,7 +241,7 @@ def _offload(offload: OffloadConfig) -> dict[str, Any]:
 
 def _require_async_io() -> None:
     """Raises `ConfigError` if DeepSpeed cannot read and write files in the background."""
-    from deepspeed.ops.op_builder import AsyncIOBuilder
+    from deepspeed.ops.op_builder import AsyncIOBuilder  # pyright: ignore[reportAttributeAccessIssue]
 
     if not AsyncIOBuilder().is_compatible(verbose=False):
         raise ConfigError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
@@ -93,6 +94,7 @@ class PolicyModule(torch.nn.Module):
         share each row. Raises `ConfigError` if rows of this model cannot be shared."""
         super().__init__()
         self.model = model
+        self.banned: torch.Tensor | None
         self.register_buffer("banned", torch.tensor(banned, dtype=torch.long) if banned else None, persistent=False)
         self.logit_chunk_tokens = logit_chunk_tokens
         self.entropy_gradient = entropy_gradient
@@ -164,7 +166,8 @@ class PolicyModule(torch.nn.Module):
     def _through_head(
         self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, banned: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.model.get_output_embeddings()(
+        head: Any = self.model.get_output_embeddings()
+        return head(
             hidden,
             targets,
             temperature=temperature,
