@@ -195,7 +195,8 @@ def _seen(
         return {}
     grids = torch.tensor([inputs.grid for inputs in seen])
     kinds = (token_ids == reader.image_token_id).int()
-    positions, _ = model.model.get_rope_index(token_ids, kinds, image_grid_thw=grids)
+    rope_index: Any = model.model.get_rope_index  # its annotations name tensors of the old kind
+    positions, _ = rope_index(token_ids, kinds, image_grid_thw=grids)
     return {
         "pixel_values": torch.cat([inputs.pixel_values for inputs in seen]),
         "image_grid_thw": grids,
