@@ -84,6 +84,7 @@ def test_where_a_run_lies_is_no_difference(recipe: Path) -> None:
         ("learner.ranks=3", "learner.ranks=3 does not divide a minibatch of 128 trajectories"),
         ("rollout.chains=1", "rollout.chains=1 gives every group an advantage of 0"),
         ("rollout.max_turn_tokens=4096", "is more than a trajectory may sample"),
+        ("rollout.max_policy_lag=-1", "rollout.max_policy_lag = -1: Input should be greater than or equal to 0"),
         ("rollout.sampling.top_p=0.9", "sampling: top_p would change the distribution"),
         ("rollout.sampling.repetition_penalty=1.1", "repetition_penalty would change"),
         ("rollout.sampling.presence_penalty=0.1", "presence_penalty would change"),
@@ -96,6 +97,13 @@ def test_where_a_run_lies_is_no_difference(recipe: Path) -> None:
 )
 def test_a_wrong_value_is_named_with_its_key(recipe: Path, override: str, expected: str) -> None:
     assert expected in refusal(recipe, override)
+
+
+def test_engines_that_sleep_during_updates_cannot_collect_then(recipe: Path) -> None:
+    message = refusal(recipe, "rollout.max_policy_lag=1", "inference.placement=colocated")
+    assert "rollout.max_policy_lag=1 collects during updates" in message
+    assert load_config(recipe, ["rollout.max_policy_lag=2", "inference.placement=split"]).rollout.max_policy_lag == 2
+    assert load_config(recipe, ["inference.placement=colocated"]).rollout.max_policy_lag == 0
 
 
 def test_all_faults_are_listed_at_once(recipe: Path) -> None:
@@ -160,7 +168,7 @@ def test_deployments_name_recipes_that_are_there() -> None:
     deployed = {
         name: FLOW_CONFIG.validate_python(values)
         for name, values in asked.items()
-        if values is not None and not values["recipe"].startswith("runs/")
+        if values and not values["recipe"].startswith("runs/")  # one takes any recipe, one that of a run
     }
     assert set(deployed) == {"demo", "gsm8k-8gpu", "collect-demo", "prepare-gsm8k"}
     differences = differing_keys(load_config(RECIPES / "demo.toml"), deployed["demo"])
