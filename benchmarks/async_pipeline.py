@@ -120,7 +120,6 @@ def main() -> bool:
                     what=f"lag {lag}: of an update, beside a collection",
                     value=_mean(metrics, "time/overlap/fraction"),
                     unit="share",
-                    floor=FLOOR if lag else None,
                 ),
                 Finding(
                     what=f"lag {lag}: the engine idle",
