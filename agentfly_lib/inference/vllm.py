@@ -375,7 +375,7 @@ class VllmEngine:
             try:
                 params = sampling_params(request, each_token=waiting.each_token)
                 prompt = engine_prompt(engine, self._reader, request.token_ids, request.images)
-                engine.add_request(name, prompt, params, lora_request=self._adapter)
+                engine.add_request(name, prompt, params, lora_request=self._adapter, priority=request.priority)
             except Exception as error:  # noqa: BLE001 - refusals are of many kinds; other requests are not to blame
                 refused.append((name, ValueError(f"request {request.request_id!r}: {error}")))
         if refused:
