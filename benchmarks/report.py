@@ -17,6 +17,7 @@ from rich.table import Table
 
 __all__ = ["RESULTS", "Finding", "machine", "show"]
 
+_EXPERIMENT = "agentfly-benchmarks"
 RESULTS = Path(__file__).resolve().parent.parent / "runs" / "benchmarks"
 
 
@@ -93,7 +94,9 @@ def _log(name: str, findings: Sequence[Finding], result: dict[str, Any]) -> None
     import mlflow
 
     mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{RESULTS.parent / 'mlflow.db'}")
-    mlflow.set_experiment("agentfly-benchmarks")
+    if mlflow.get_experiment_by_name(_EXPERIMENT) is None:
+        mlflow.create_experiment(_EXPERIMENT, artifact_location=(RESULTS / "artifacts").as_uri())
+    mlflow.set_experiment(_EXPERIMENT)
     with mlflow.start_run(run_name=name):
         mlflow.log_params(result["machine"])
         mlflow.log_metrics({_metric(finding.what): finding.value for finding in findings})
