@@ -284,7 +284,8 @@ class RunConfig(Config):
             raise ValueError("learner.freeze_vision leaves the tower as it is, learner.lora.vision trains it; take one")
         if lora is not None and lora.vision and self.inference.lora_sync == "adapter":
             raise ValueError(
-                "learner.lora.vision: engines take adapters of the language part alone; set inference.lora_sync='merged'"
+                "learner.lora.vision: engines take adapters of the language part alone; set "
+                "inference.lora_sync='merged'"
             )
         return self
 
@@ -318,8 +319,8 @@ class RunConfig(Config):
             )
         if rollout.max_policy_lag and self.inference.placement == "colocated":
             raise ValueError(
-                f"rollout.max_policy_lag={rollout.max_policy_lag} collects during updates, but with inference.placement="
-                "'colocated' the engines sleep then; use 'split', or a lag of 0"
+                f"rollout.max_policy_lag={rollout.max_policy_lag} collects during updates, but with "
+                "inference.placement='colocated' the engines sleep then; use 'split', or a lag of 0"
             )
         if rollout.chains < 2 and not self.algorithm.works_with_one_chain:
             raise ValueError(
