@@ -29,7 +29,7 @@ __all__ = ["collect"]
 async def collect(step: int, dataset: DatasetRef, engines: EngineRef) -> ShardsRef:
     """N problems times G chains with the policy that the engines serve; groups that are stored are not made again."""
     session = current_session()
-    limit = session.config.rollout.stage_timeout_seconds + session.start_seconds + session.queue_seconds
+    limit = session.collect_seconds + session.start_seconds + session.queue_seconds
     async with within(limit, f"collect {step}"):
         return await _collect(session, step, dataset, engines)
 
@@ -105,7 +105,7 @@ async def _all_rounds(
     """The step's problems, and those that take the place of groups without a signal if the config asks for it."""
     rollout = session.config.rollout
     if not isinstance(rollout.dynamic_sampling, SignalSamplingConfig):
-        return await once(problems[: rollout.problems_per_step], rollout.stage_timeout_seconds, finish=True)
+        return await once(problems[: rollout.problems_per_step], session.collect_seconds, finish=True)
     collected, report = await collect_with_signal(
         store,
         directory,
@@ -114,7 +114,7 @@ async def _all_rounds(
         config=rollout.dynamic_sampling,
         outcome=rollout.dynamic_sampling.outcome or outcome_part(session.agent.reward),
         collect_round=partial(once, finish=False),
-        seconds=rollout.stage_timeout_seconds,
+        seconds=session.collect_seconds,
     )
     session.times.note(report.metrics, store.manifest.step)
     return collected

@@ -90,7 +90,8 @@ class EngineKeeper:
 
     def client(self, engines: EngineRef) -> RayGenerate:
         """What samples from the engines; it learns of those that are replaced."""
-        client = RayGenerate(engines, on_loss=self._lost)
+        names = tuple(name for name in engines.names if name not in self._missed) or engines.names
+        client = RayGenerate(engines.model_copy(update={"names": names}), on_loss=self._lost)
         self._clients.add(client)
         return client
 
@@ -123,8 +124,8 @@ class EngineKeeper:
 
     async def _ask(self, model: ModelRef) -> EngineRef:
         session, started = self._session, []
-        # Without its adapters a new engine serves no version of what is trained.
-        fresh = -1 if session.trains and serves_adapters(session.config) else 0
+        # A new engine serves no version of what is trained before its adapters, or the present weights, are loaded.
+        fresh = -1 if session.trains and (serves_adapters(session.config) or session.version) else 0
         engines = await asyncio.to_thread(
             ensure_engines,
             session.config,

@@ -26,7 +26,7 @@ _MARGIN_SECONDS = 60.0
 async def score(step: int) -> ScoresRef:
     """Rewards beside the shards, started when the first part lands and ended after the last one."""
     session = current_session()
-    limit = 2 * session.config.rollout.stage_timeout_seconds + session.queue_seconds + _MARGIN_SECONDS
+    limit = 2 * session.collect_seconds + session.queue_seconds + _MARGIN_SECONDS
     async with within(limit, f"score {step}"):
         directory = session.directory.step(step)
         with session.display.stage(f"score-{step:06d}", total=session.requested) as bar:

@@ -119,6 +119,13 @@ class Session:
         lag, stage = self.config.rollout.max_policy_lag, self.config.rollout.stage_timeout_seconds
         return (lag + 2) * stage + self.config.learner.update_timeout_seconds if lag else 0.0
 
+    @property
+    def collect_seconds(self) -> float:
+        """Limit of one collection; an evaluation that goes on beside it, and is served first, takes none of it away."""
+        rollout = self.config.rollout
+        beside = len(self.evaluation_modes) if rollout.max_policy_lag else 0
+        return (1 + beside) * rollout.stage_timeout_seconds
+
     @cached_property
     def line(self) -> StepLine:
         """In which the collections of the run begin."""
@@ -317,8 +324,12 @@ async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterat
                         bar.update(completed=session.first_open_step())
                         session.steps_bar = bar
                     with stopped_by_sigterm():
-                        yield session
-                        await _finish_background(session)
+                        try:
+                            yield session
+                            await _finish_background(session)
+                        finally:  # before the actors that it may be about to start or to ask are ended
+                            for task in session.background:
+                                task.cancel()
                 status = "FINISHED"
             finally:
                 _current.reset(token)

@@ -18,6 +18,7 @@ from prefect.utilities.urls import url_for
 
 from agentfly_lib.configs.load import lay_over
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.loopback import without_password
 
 __all__ = ["FlowRunEnd", "trigger"]
 
@@ -63,19 +64,20 @@ async def trigger(
             "--deploy needs a Prefect server: start one in another terminal (agentfly serve), or name one with "
             "PREFECT_API_URL"
         )
+    shown = without_password(url)
     with temporary_settings({PREFECT_API_URL: url}):
         async with get_client() as client:
             try:
-                deployment = await _deployment(client, recipe, name, url)
+                deployment = await _deployment(client, recipe, name, shown)
                 await _check_worker(client, deployment)
                 config = lay_over(_given(deployment, recipe), {"recipe": _recipe_for(deployment, recipe), **changes})
                 run = await client.create_flow_run_from_deployment(deployment.id, parameters={"config": config})
             except httpx.HTTPError as error:
                 raise ConfigError(
-                    f"no Prefect server answers at {url} ({error}); start one (agentfly serve), or correct "
+                    f"no Prefect server answers at {shown} ({error}); start one (agentfly serve), or correct "
                     "PREFECT_API_URL"
                 ) from error
-            page = url_for(run) or f"{url}/flow_runs/{run.id}"
+            page = url_for(run) or f"{shown}/flow_runs/{run.id}"
             say(f"train/{deployment.name}: {run.name}\n{page}")
             ended = FlowRunEnd(page, deployment.name, "Scheduled", "")
             return await _follow(client, run.id, ended, say) if wait else ended

@@ -48,8 +48,8 @@ async def update(step: int, learner: LearnerRef) -> tuple[StepReport, LearnerRef
                 await session.keeper.rest()
                 with session.times.activity.updating():
                     report = await Learner(learner, session.config.learner).update(directory.path, step)
+            await asyncio.to_thread(write_json, directory.update_file, report.model_dump(mode="json"))
             session.version = report.policy_version
-        await asyncio.to_thread(write_json, directory.update_file, report.model_dump(mode="json"))
         learner = learner.model_copy(update={"policy_version": report.policy_version})
         if session.saving is not None:
             await settle(learner, wait=False)
@@ -69,10 +69,12 @@ async def checkpoint(version: int, learner: LearnerRef) -> None:
                 learner = await living_learner(session, version, learner)
             if session.saving is not None:
                 await settle(learner, wait=True)
+                if session.directory.checkpoint(version).exists():  # it made up for one that was lost
+                    return
             _settle_at_the_end(session, learner)
             async with session.learning:
+                session.saving = version  # first: a beginning that is cancelled may be writing all the same
                 await Learner(learner, session.config.learner).begin_save(session.directory.checkpoint(version))
-                session.saving = version
             if version == session.config.run.steps:
                 await settle(learner, wait=True)
 

@@ -21,7 +21,7 @@ from agentfly_lib.errors import LearnerError
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.store.atomic import read_json
 from agentfly_lib.training.checkpoint import newest_checkpoint
-from agentfly_lib.training.ranks import Learner, ensure_learner
+from agentfly_lib.training.ranks import Learner, ensure_learner, ranks_alive
 from tasks.options import RETRIED, within
 from tasks.session import Session, current_session
 
@@ -184,7 +184,8 @@ def _end_with(session: Session) -> None:
 
 
 async def _learner(session: Session, model: ModelRef) -> LearnerRef:
-    tidy = session.saving is None  # what is being written now looks like what a killed writer left
+    # What is being written now, by ranks that may have outlived a killed driver, looks like what a killed writer left.
+    tidy = session.saving is None and not ranks_alive(session.config.run.name, session.namespace)
     checkpoint = await asyncio.to_thread(newest_checkpoint, session.directory.checkpoints, tidy=tidy)
     return await ensure_learner(
         session.config, model, checkpoint, run_name=session.config.run.name, namespace=session.namespace

@@ -56,7 +56,11 @@ MIN_SIDE = 4
 
 _KEPT = ("PNG", "JPEG", "WEBP")
 _ORIENTATION = 0x0112
-_SVG = re.compile(rb"^\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*|<!DOCTYPE[^>]*>\s*)*<svg[\s>]", re.DOTALL | re.IGNORECASE)
+_SVG = re.compile(
+    # Atomic and possessive throughout: a file of many comments must not be split in every possible way.
+    rb"\s*+(?><\?xml[^>]*>\s*+)?+(?:(?><!--.*?-->)\s*+|<!DOCTYPE[^>]*>\s*+)*+<svg[\s>]",
+    re.DOTALL | re.IGNORECASE,
+)
 _DATA_URL = re.compile(r"data:(?P<kind>[^;,]*)(?P<more>(;[^;,]*)*),", re.IGNORECASE)
 
 
@@ -115,7 +119,13 @@ def load_picture(source: Any, *, access: ImageAccess = NO_ACCESS) -> Picture:
     if isinstance(source, os.PathLike):
         return _from_file(_read(Path(source)))
     if isinstance(source, str):
-        return _from_file(_of_text(source, access))
+        try:
+            data = _of_text(source, access)
+        except ImageError:
+            raise
+        except (ValueError, OSError) as error:  # no address, or a name that no file can have
+            raise ImageError(f"the image {_short(source)} cannot be read: {type(error).__name__}: {error}") from error
+        return _from_file(data)
     return _from_pixels(source)
 
 
@@ -222,7 +232,9 @@ def _from_pixels(source: Any) -> Picture:
     _check_size(image.size)
     try:
         return _encoded(image)
-    except OSError as error:  # a file that was opened, and is read only now
+    except ImageError:
+        raise
+    except Exception as error:  # a file that was opened, and is read only now, by a decoder that may raise anything
         raise ImageError(f"the image is damaged: {_one_line(error)}") from error
 
 

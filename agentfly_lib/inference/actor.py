@@ -44,6 +44,8 @@ Result = TypeVar("Result")
 
 _CALL_SECONDS = 30.0
 """An actor that does not answer a plain call within this time is taken for dead."""
+_PROOF_SECONDS = 300.0
+"""A proof waits for a place among the sequences that are decoded."""
 
 
 def ensure_engines(
@@ -188,7 +190,7 @@ def prove(ref: EngineRef, canary: Canary, *, tolerance: float) -> float:
     """
 
     def difference(name: str) -> float:
-        logprobs = _call(name, ref.namespace, "logprobs", canary.token_ids, canary.images, seconds=_CALL_SECONDS)
+        logprobs = _call(name, ref.namespace, "logprobs", canary.token_ids, canary.images, seconds=_PROOF_SECONDS)
         return judge_reading(canary, logprobs, tolerance=tolerance, version=ref.policy_version)
 
     return max(_on_all(ref.names, difference))

@@ -201,7 +201,9 @@ class RayGenerate:
             for each in self._links:
                 self._let_in(each)
         self._note_loss(name, error)
-        for key in list(link.owed):
+        owed = list(link.owed)
+        link.end()
+        for key in owed:
             if waiting := self._waiting.get(key):
                 self._pass_on(name, key, waiting, error)
 

@@ -113,6 +113,10 @@ class EngineLink:
                     return
             finally:
                 poll.cancel()
+            if self._ended:
+                if poll.done() and not poll.cancelled():
+                    poll.exception()  # nobody else will look at it
+                return
             if self.silent:
                 self.silent = False
                 self._listener.on_back(self.name)
@@ -123,6 +127,11 @@ class EngineLink:
                 if reply[1] != "tokens":
                     self.owed.discard(reply[0])
                 self._listener.on_reply(self.name, reply)
+
+    def end(self) -> None:
+        """Nothing is told of this engine any more: another has taken its name."""
+        self._ended = True
+        self.owed.clear()
 
     def _failed(self, error: BaseException, keys: Iterable[int]) -> None:
         from ray.exceptions import ActorUnavailableError, RayActorError

@@ -41,6 +41,7 @@ __all__ = ["VllmEngine"]
 
 logger = logging.getLogger(__name__)
 
+_UNTAUGHT = "the engine was given none of the learner's weights yet"
 _ASLEEP = "the engine sleeps while the learner computes; it is woken before it is given the next weights"
 
 Result = TypeVar("Result")
@@ -270,6 +271,8 @@ class VllmEngine:
     def _check(self, request: GenerationRequest) -> None:
         if self._thread.error is not None:
             raise EngineError(str(self._thread.error)) from self._thread.error
+        if not self._vocabulary:
+            raise EngineError("the engine is still starting")
         if (reason := self._unusable) is not None:
             raise EngineError(reason)
         limit = self.settings.context_length
@@ -486,7 +489,9 @@ class VllmEngine:
     @property
     def _unusable(self) -> str | None:
         """Why nothing can be generated now."""
-        return _ASLEEP if self._rest.level else self._unproven
+        if self._rest.level:
+            return _ASLEEP
+        return self._unproven or (_UNTAUGHT if self.policy_version < 0 else None)
 
     def _reset_caches(self, engine: LLMEngine) -> float:
         return reset_caches(engine)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["WeightUpdate", "load_in_place", "read_canary", "reset_caches"]
 
 _ADAPTER = "policy"
+_BEFORE_ALL = -(2**31)
+"""Priority of what is asked to prove the weights: an update waits for it."""
 
 OnOutputs = Callable[[list["RequestOutput"]], None]
 
@@ -103,7 +105,7 @@ def read_canary(
     name = f"canary-{uuid4().hex}"
     params = canary_params(read_cache=read_cache)
     prompt = engine_prompt(engine, reader, token_ids, images, cache_salt="canary")
-    engine.add_request(name, prompt, params, lora_request=adapter)
+    engine.add_request(name, prompt, params, lora_request=adapter, priority=_BEFORE_ALL)
     while True:
         outputs = engine.step()
         mine = [output for output in outputs if output.request_id == name and output.finished]

@@ -15,13 +15,14 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from agentfly_lib.errors import UserError
+from agentfly_lib.loopback import is_loopback, open_to_all, reachable_host, without_password
 from agentfly_lib.serve.child import Child
 from agentfly_lib.serve.keeper import Keeper
 from agentfly_lib.serve.pages import START_SECONDS
-from agentfly_lib.serve.ports import check_free, check_host, is_loopback, reachable_host
+from agentfly_lib.serve.ports import check_free, check_host
 from agentfly_lib.serve.prefect_api import PrefectAPI
 from agentfly_lib.serve.registry import Registry, read_registry, register
-from agentfly_lib.serve.servers import STORES, mlflow_server, prefect_server, prefect_url, without_password, worker
+from agentfly_lib.serve.servers import STORES, mlflow_server, prefect_server, prefect_url, worker
 from agentfly_lib.store.atomic import write_json
 from agentfly_lib.visible import visible
 
@@ -63,12 +64,10 @@ def serve(options: ServeOptions, *, until: Callable[[], bool] = lambda: False) -
     folder = options.root / "serve"
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder, options.root), _sigterm_is_ctrl_c(), Keeper(say) as keeper:
+        (folder / "serve.json").unlink(missing_ok=True)  # of one that was killed
         _say_what_is_named(say)
         if not is_loopback(options.host):
-            say(
-                f"warning: --host {options.host}: there is no authentication. Whoever reaches these ports can read and "
-                "change every run, and run code on this machine as you"
-            )
+            say(open_to_all(options.host, "read and change every run, and run code on this machine as you"))
         began = time.monotonic()
         say(f"starting: {', '.join(server.name for server in servers) or 'no server'}; logs are in {folder}")
         try:
@@ -77,7 +76,7 @@ def serve(options: ServeOptions, *, until: Callable[[], bool] = lambda: False) -
             keeper.wait([server.name for server in servers], START_SECONDS)
             if registry is not None:
                 say(_start_worker(keeper, registry, api, tracking, options.root))
-            write_json(folder / "serve.json", {"prefect": api.url, "mlflow": tracking, "pid": os.getpid()})
+            write_json(folder / "serve.json", {"prefect": api.url, "pid": os.getpid()})
             say(f" Prefect  {without_password(api.url).removesuffix('/api')}\n  MLflow  {without_password(tracking)}")
             say(f"healthy after {time.monotonic() - began:.1f} s; Ctrl-C ends everything")
             keeper.watch(until)
@@ -93,7 +92,8 @@ def _servers(options: ServeOptions) -> tuple[list[Child], PrefectAPI, str]:
     if elsewhere := os.environ.get("PREFECT_API_URL"):
         api = PrefectAPI(elsewhere)
         if not api.healthy():
-            raise UserError(f"PREFECT_API_URL = {elsewhere}: no Prefect server answers there; unset it to start one")
+            shown = without_password(elsewhere)
+            raise UserError(f"PREFECT_API_URL = {shown}: no Prefect server answers there; unset it to start one")
     else:
         check_free(options.host, options.prefect_port, "--prefect-port")
         api = PrefectAPI(prefect_url(options.host, options.prefect_port))

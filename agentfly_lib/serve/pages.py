@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentfly_lib.errors import UserError
+from agentfly_lib.loopback import is_loopback, open_to_all, reachable_host
 from agentfly_lib.serve.keeper import Keeper
 from agentfly_lib.serve.ports import check_free
 from agentfly_lib.serve.servers import mlflow_server, prefect_server
@@ -31,12 +32,15 @@ def serve_pages(root: Path, *, host: str, prefect_port: int, mlflow_port: int) -
     def say(text: str) -> None:
         console.print(text, highlight=False)
 
+    if not is_loopback(host):
+        say(open_to_all(host, "read and change every run"))
     with Keeper(say) as keeper:
         servers = [prefect_server(root, host, prefect_port, services=False), mlflow_server(root, host, mlflow_port)]
         for server in servers:
             keeper.start(server)
         keeper.wait([server.name for server in servers], START_SECONDS)
-        say(f" Prefect  http://{host}:{prefect_port}\n  MLflow  http://{host}:{mlflow_port}\nCtrl-C stops both.")
+        shown = reachable_host(host)
+        say(f" Prefect  http://{shown}:{prefect_port}\n  MLflow  http://{shown}:{mlflow_port}\nCtrl-C stops both.")
         try:
             keeper.watch()
         except KeyboardInterrupt:

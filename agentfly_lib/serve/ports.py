@@ -8,7 +8,7 @@ import psutil
 
 from agentfly_lib.errors import UserError
 
-__all__ = ["check_free", "check_host", "is_loopback", "reachable_host"]
+__all__ = ["check_free", "check_host"]
 
 
 def check_host(host: str) -> None:
@@ -33,16 +33,6 @@ def check_free(host: str, port: int, option: str) -> None:
             raise UserError(
                 f"{host}:{port} cannot be used ({error.strerror}{_holder(port)}); choose another with {option} PORT"
             ) from error
-
-
-def is_loopback(host: str) -> bool:
-    """Only this machine can reach the address."""
-    return host in {"localhost", "::1"} or host.startswith("127.")
-
-
-def reachable_host(host: str) -> str:
-    """The address by which this machine's own processes reach a server that listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -20,6 +20,7 @@ import httpx
 import yaml
 
 from agentfly_lib.errors import ConfigError, UserError
+from agentfly_lib.loopback import without_password
 from agentfly_lib.serve.child import tail
 from agentfly_lib.serve.prefect_api import PrefectAPI
 from agentfly_lib.store.atomic import write_bytes, write_json
@@ -101,7 +102,9 @@ def register(registry: Registry, api: PrefectAPI, folder: Path) -> bool:
         for queue, limit in registry.queues.items():
             api.limit_queue(registry.pool, queue, limit)
     except httpx.HTTPError as error:
-        raise UserError(f"the Prefect server at {api.url} cannot be asked for its deployments: {error}") from error
+        raise UserError(
+            f"the Prefect server at {without_password(api.url)} cannot be asked for its deployments: {error}"
+        ) from error
     file, log = folder / "prefect.yaml", folder / "deploy.log"
     write_bytes(file, registry.text.encode())
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]

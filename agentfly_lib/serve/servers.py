@@ -9,24 +9,26 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
 
+from agentfly_lib.loopback import reachable_host
 from agentfly_lib.serve.child import Child
-from agentfly_lib.serve.ports import reachable_host
 from agentfly_lib.serve.prefect_api import PrefectAPI
 
-__all__ = ["STORES", "mlflow_server", "prefect_server", "prefect_url", "without_password", "worker"]
+__all__ = ["STORES", "mlflow_server", "prefect_server", "prefect_url", "worker"]
 
 STORES: Mapping[str, str] = {
     "PREFECT_SERVER_DATABASE_CONNECTION_URL": "Prefect's database",
     "MLFLOW_BACKEND_STORE_URI": "MLflow's database",
 }
 """Variables of the servers' own that name a store elsewhere."""
+
+ORIGINS = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"
+"""Which pages may ask a Prefect server besides its own."""
 
 _WORKER_STOP_SECONDS = 60.0
 """A run that is stopped ends its engines and learner, and delivers its metrics."""
@@ -45,7 +47,12 @@ def prefect_server(root: Path, host: str, port: int, *, services: bool) -> Child
         name="Prefect server",
         command=command if services else [*command, "--no-services"],
         # The page asks the server that it came from, by whatever name the browser knows it.
-        environment={"PREFECT_API_URL": api.url, "PREFECT_UI_API_URL": "/api"},
+        environment={
+            "PREFECT_API_URL": api.url,
+            "PREFECT_UI_API_URL": "/api",
+            # Prefect's default answers any page on the web that the user's browser has open, and so runs its code here.
+            ORIGINS: os.environ.get(ORIGINS, api.url.removesuffix("/api")),
+        },
         log=_log(root, "prefect"),
         healthy=api.healthy,
     )
@@ -81,11 +88,6 @@ def worker(root: Path, pool: str, *, api: PrefectAPI, tracking: str) -> Child:
         healthy=lambda: api.pool_exists(pool) and api.workers_online(pool) > 0,
         stop_seconds=_WORKER_STOP_SECONDS,
     )
-
-
-def without_password(url: str) -> str:
-    """An address as it may be shown."""
-    return re.sub(r"(?<=://)([^:/@]*):[^@]*@", r"\1:***@", url)
 
 
 def _answers(url: str) -> Callable[[], bool]:

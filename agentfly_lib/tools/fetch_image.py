@@ -19,6 +19,7 @@ __all__ = ["image_fetcher"]
 
 _SECONDS = 30.0
 _REDIRECTS = 3
+_HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity"}
 
 
 def image_fetcher(
@@ -66,7 +67,9 @@ async def _fetched(url: str, allowed: tuple[str, ...], seconds: float, transport
         ):
             for _ in range(_REDIRECTS + 1):
                 _check_host(url, allowed)
-                async with client.stream("GET", url, headers={"Accept": "image/*"}) as response:
+                async with client.stream(
+                    "GET", url, headers={"Accept": "image/*", "Accept-Encoding": "identity"}
+                ) as response:
                     if response.is_redirect:
                         url = str(response.next_request.url) if response.next_request else ""
                         continue
@@ -81,8 +84,11 @@ async def _fetched(url: str, allowed: tuple[str, ...], seconds: float, transport
 
 
 async def _body(response: Any, url: str) -> bytes:
+    from agentfly_lib.tools.public_http import check_not_compressed
+
+    check_not_compressed(response)
     data = bytearray()
-    async for piece in response.aiter_bytes():
+    async for piece in response.aiter_bytes(1 << 16):
         data += piece
         if len(data) > MAX_BYTES:
             raise ImageError(f"{url} is larger than {MAX_BYTES >> 20} MiB")

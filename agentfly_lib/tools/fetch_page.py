@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
@@ -102,16 +103,34 @@ async def _read(response: Any, settings: FetchPageSettings) -> str:
     kind = response.headers.get("content-type", "text/html").partition(";")[0].strip().lower()
     if not kind.startswith(_TEXT_TYPES):
         raise _Unreadable(f"{response.url} is no text but {kind}")
+    from agentfly_lib.tools.public_http import check_not_compressed
+
+    check_not_compressed(response)
     data = bytearray()
     async for chunk in response.aiter_bytes(1 << 14):
         data += chunk[: settings.max_bytes - len(data)]
         if len(data) >= settings.max_bytes:
             break
+    charset = response.charset_encoding
+
+    def readable() -> str:
+        text = _decoded(bytes(data), charset)
+        return html_to_text(text) if "html" in kind else text
+
+    return await call_in_thread(readable)
+
+
+def _decoded(data: bytes, charset: str | None) -> str:
+    """The text in the encoding that the page names, if pages are written in it; else as UTF-8."""
     try:
-        text = bytes(data).decode(response.charset_encoding or "utf-8", "replace")
-    except LookupError:  # an encoding that nobody knows
-        text = bytes(data).decode("utf-8", "replace")
-    return await call_in_thread(lambda: html_to_text(text)) if "html" in kind else text
+        name = codecs.lookup(charset or "utf-8").name
+        return data.decode("utf-8" if name in _NO_ENCODINGS_OF_PAGES else name, "replace")
+    except (LookupError, ValueError):  # nobody knows it, or it is no encoding of text
+        return data.decode("utf-8", "replace")
+
+
+_NO_ENCODINGS_OF_PAGES = frozenset({"punycode", "idna", "undefined", "unicode_escape", "raw_unicode_escape"})
+"""Python knows them; the first takes quadratic time."""
 
 
 def _error(message: str) -> ToolResult:

@@ -7,7 +7,6 @@ the environment are not used.
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,7 +14,9 @@ from typing import Any
 
 import httpx
 
-__all__ = ["AddressRefused", "PublicTransport", "is_public", "parse_networks"]
+from agentfly_lib.tools.bounded import call_in_thread
+
+__all__ = ["AddressRefused", "PublicTransport", "check_not_compressed", "is_public", "parse_networks"]
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -46,8 +47,18 @@ def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
     return tuple(ipaddress.ip_network(text) for text in texts)
 
 
+def check_not_compressed(response: httpx.Response) -> None:
+    """Raises `httpx.DecodingError` for a body that its server has compressed, though it was asked not to.
+
+    A few bytes of it could be gigabytes.
+    """
+    if response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise httpx.DecodingError("the answer is compressed, which was not asked for", request=response.request)
+
+
 async def _resolve(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    # A name server that never answers holds its thread: not one of the loop's few.
+    found = await call_in_thread(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     return [str(entry[4][0]) for entry in found]
 
 

@@ -123,6 +123,10 @@ def newest_checkpoint(directory: Path, *, tidy: bool = True) -> CheckpointRef | 
     """
     if not directory.is_dir():
         return None
+    for old in directory.glob(f"*.old{_STAGING}") if tidy else ():
+        final = directory / old.name.removesuffix(f".old{_STAGING}")
+        if not final.exists():  # killed between the two renames that replace a checkpoint
+            old.rename(final)
     for leftover in directory.glob(f"*{_STAGING}") if tidy else ():
         logger.info("removing the unfinished checkpoint %s", leftover)
         shutil.rmtree(leftover)

@@ -107,6 +107,8 @@ class _Logprobs(torch.autograd.Function):
             gradient = everything.exp().mul_(factor)
             del everything, factor
             gradient.scatter_add_(-1, targets[part].unsqueeze(-1), of_logprobs[part].unsqueeze(-1))
+            if settings.banned is not None:
+                gradient.index_fill_(1, settings.banned, 0.0)
             if settings.temperature != 1.0:
                 gradient.div_(settings.temperature)
             if grad_bias is not None:

@@ -103,7 +103,7 @@ class LearnerRank:
         if self.device.type == "cpu":
             torch.set_num_threads(config.learner.threads)
         join_process_group(rank=rank, world=world, address=address, port=port, device=self.device)
-        self._saves = BackgroundSave()
+        self._saves = BackgroundSave(seconds=max(1800.0, 2 * config.learner.update_timeout_seconds))
 
         dtype = getattr(torch, config.learner.dtype)
         lora = config.learner.lora

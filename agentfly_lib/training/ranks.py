@@ -33,7 +33,7 @@ from agentfly_lib.refs import CheckpointRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.training.identity import learner_fingerprint, process_environment
 from agentfly_lib.training.placement import rank_options
 
-__all__ = ["Canary", "Learner", "LearnerActor", "LearnerStatus", "ensure_learner"]
+__all__ = ["Canary", "Learner", "LearnerActor", "LearnerStatus", "ensure_learner", "ranks_alive"]
 
 logger = logging.getLogger(__name__)
 
@@ -405,6 +405,11 @@ def _existing(prefix: str, namespace: str) -> dict[str, Any]:
     named: list[Any] = ray.util.list_named_actors(all_namespaces=True)
     names = [item["name"] for item in named if item["namespace"] == namespace and item["name"].startswith(prefix)]
     return {name: handle for name in names if (handle := _find(name, namespace)) is not None}
+
+
+def ranks_alive(run_name: str, namespace: str) -> bool:
+    """There are ranks of this run, whoever started them. Ray must be running."""
+    return bool(_existing(f"{run_name}-learner-", namespace))
 
 
 def _end(handles: Sequence[Any]) -> None:

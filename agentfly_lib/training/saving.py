@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,11 @@ def captured(engine: Any) -> Iterator[Files]:
 class BackgroundSave:
     """One thread that writes one checkpoint at a time; the ranks' threads meet in a process group of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, seconds: float) -> None:
+        """`seconds`: so long a rank waits for another that writes, or hashes, more."""
         self._ranks = dist.get_world_size()
-        self._group: Any = dist.new_group(backend="gloo") if self._ranks > 1 else None
+        limit = timedelta(seconds=seconds)
+        self._group: Any = dist.new_group(backend="gloo", timeout=limit) if self._ranks > 1 else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[CheckpointRef | None] | None = None
 
@@ -88,18 +91,20 @@ class BackgroundSave:
         """
         if self._pending is None:
             return None
-        try:
-            return self._pending.result(timeout=seconds)
-        finally:
-            if self._pending.done():
-                self._pending = None
+        if not wait([self._pending], timeout=seconds).done:
+            raise TimeoutError
+        pending, self._pending = self._pending, None
+        return pending.result()
 
     def close(self) -> None:
         """Waits for what is being written."""
         self._thread.shutdown(wait=True)
 
     def _run(self, path: Path, files: Files, finish: Callable[[], CheckpointRef] | None) -> CheckpointRef | None:
+        targets = [target for target, _ in files]
         failure = self._told(_attempt(path, lambda: _write(files)))
+        if failure is None:
+            failure = self._told(_attempt(path, lambda: _check_there(targets)))
         ref: CheckpointRef | None = None
         if failure is None and finish is not None:
             try:
@@ -116,10 +121,10 @@ class BackgroundSave:
 
     def _told(self, failure: Exception | None) -> Exception | None:
         """Collective: the first rank's failure, on every rank."""
-        if self._group is None:
-            return failure
-        failures: list[Exception | None] = [None] * self._ranks
         known = failure if failure is None or isinstance(failure, AgentFlyError) else LearnerError(_named(failure))
+        if self._group is None:
+            return known
+        failures: list[Exception | None] = [None] * self._ranks
         dist.all_gather_object(failures, known, group=self._group)
         return next((each for each in failures if each is not None), None)
 
@@ -138,6 +143,12 @@ def _write(files: Files) -> None:
         target, state = files.pop(0)  # given up one by one, so that memory falls while files grow
         target.parent.mkdir(parents=True, exist_ok=True)
         torch.save(state, target)
+
+
+def _check_there(targets: Sequence[Path]) -> None:
+    """Whoever took this writer for dead has removed what it had written: that must not be sealed."""
+    if gone := [target.name for target in targets if not target.is_file()]:
+        raise LearnerError(f"files of a checkpoint were removed while it was written: {', '.join(gone)}")
 
 
 def _named(error: Exception) -> str:

@@ -152,6 +152,10 @@ class TestWhatIsRefused:
         with pytest.raises(ImageError, match=f"^{len(data)} bytes that are no image"):
             load_picture(data)
 
+    def test_a_file_of_comments_is_looked_at_once(self):
+        with pytest.raises(ImageError, match="no image"):
+            load_picture(b"<!---->" * 600)
+
     def test_nothing_and_too_much(self):
         with pytest.raises(ImageError, match="empty"):
             load_picture(b"")
@@ -194,6 +198,11 @@ class TestTextThatNamesOne:
     )
     def test_no_other_file(self, folder, text):
         with pytest.raises(ImageError, match="there is no image"):
+            load_picture(text, access=ImageAccess(folders=(folder,)))
+
+    @pytest.mark.parametrize("text", ["http://[x", "file://[x", "n" * 300 + ".png", "\ud83d.png", "x" * 4000])
+    def test_texts_that_are_nothing(self, folder, text):
+        with pytest.raises(ImageError):
             load_picture(text, access=ImageAccess(folders=(folder,)))
 
     def test_no_file_at_all_where_no_folder_is_allowed(self, folder):

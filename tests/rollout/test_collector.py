@@ -113,12 +113,13 @@ async def test_an_outage_ends_the_collection_and_says_what_is_kept(world, tmp_pa
         lambda group, chain, turn: "4" if int(group.split("-")[1]) < healthy else gone(),
         delay=once_the_first_groups_are_stored,
     )
+    # On a stalled machine two groups may fail twice, and be stored as failed, before a third has failed at all.
     with pytest.raises(
-        EngineError, match=r"6 infrastructure failures in a row.*engine gone.*12 of 50 groups"
+        EngineError, match=r"[6-8] infrastructure failures in a row.*engine gone.*1[2-4] of 50 groups"
     ) as caught:
         await world.gather(generate, asked, store, config=world.config(max_consecutive_failures=6))
     assert not isinstance(caught.value, BaseExceptionGroup)
-    assert set(stored(tmp_path)) == {f"0-{index}" for index in range(healthy)}
+    assert set(stored(tmp_path)) >= {f"0-{index}" for index in range(healthy)}
     assert not read_rollout_manifest(StepDirectory(tmp_path)).complete
     assert len(generate.requests) < 200  # the outage is not hammered
 

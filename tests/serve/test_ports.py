@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from agentfly_lib.errors import UserError
-from agentfly_lib.serve.ports import check_free, check_host, is_loopback, reachable_host
+from agentfly_lib.loopback import is_loopback, reachable_host
+from agentfly_lib.serve.ports import check_free, check_host
 
 
 def test_a_taken_port_and_who_holds_it() -> None:

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.loopback import without_password
 from agentfly_lib.serve.registry import read_registry
-from agentfly_lib.serve.servers import mlflow_server, prefect_server, without_password
+from agentfly_lib.serve.servers import mlflow_server, prefect_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

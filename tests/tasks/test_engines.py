@@ -113,6 +113,7 @@ def kept(monkeypatch, tmp_path):
         )
         session = SimpleNamespace(
             config=config,
+            version=0,
             exchange=tmp_path,
             namespace="n",
             times=StepTimes(),

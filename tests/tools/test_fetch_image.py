@@ -35,6 +35,12 @@ def test_no_other_address(url):
     assert asked == []
 
 
+def test_a_body_that_is_compressed_is_not_unpacked():
+    fetch = fetcher(lambda request: httpx.Response(200, content=b"x", headers={"Content-Encoding": "br"}))
+    with pytest.raises(ImageError, match="compressed, which was not asked for"):
+        fetch("https://pictures.example/a")
+
+
 @pytest.mark.parametrize("hosts", [("*.pictures.example",), ("*.PICTURES.example.",)])
 def test_hosts_below_one(hosts):
     fetch = fetcher(lambda request: httpx.Response(200, content=b"x"), hosts=hosts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,11 +13,14 @@ from agentfly_lib.tools import ToolCall, ToolContext, ToolResult, execute_calls,
 from agentfly_lib.tools.fetch_page import FetchPageSettings, fetch_page, make_fetch_page
 from agentfly_lib.types import Problem
 
+BOMB = gzip.compress(gzip.compress(bytes(10**6)))
 PAGES = {
     "/": b"Content-Type: text/html; charset=iso-8859-1\r\n\r\n<h1>Gr\xfc\xdfe</h1><script>no</script>",
     "/plain": b"Content-Type: text/plain\r\n\r\n" + b"0123456789" * 10,
     "/image": b"Content-Type: image/png\r\n\r\nPNG",
     "/strange": b"Content-Type: text/plain; charset=nothing\r\n\r\nok",
+    "/bomb": b"Content-Type: text/plain\r\nContent-Encoding: gzip, gzip\r\n\r\n" + BOMB,
+    "/slow-encoding": b"Content-Type: text/plain; charset=punycode\r\n\r\n" + b"a-" * 200_000,
     "/to": b"Location: /plain\r\n\r\n",
     "/round": b"Location: /round\r\n\r\n",
     "/file": b"Location: file:///etc/passwd\r\n\r\n",
@@ -73,10 +77,15 @@ async def test_pages(site, path, text):
     assert (await fetch(local(), site + path)).observation == text
 
 
+async def test_a_page_does_not_choose_a_decoder_that_takes_minutes(site):
+    assert (await fetch(local(), site + "/slow-encoding")).observation.startswith("a-a-")
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
         ("/none", "answers with status 404"),
+        ("/bomb", "is compressed, which was not asked for"),
         ("/image", "is no text but image/png"),
         ("/round", "redirects more than 5 times"),
         ("/file", "file"),
