@@ -148,9 +148,10 @@ def _alone(folder: Path, root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sigterm_is_ctrl_c() -> Iterator[None]:
-    """A service manager ends us as a person does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """A service manager ends us as a person does; and SIGINT counts too where a shell began us in the background."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
