@@ -134,7 +134,8 @@ class TestVllm:
 
     async def test_tokens_come_before_the_end_and_cost_no_call_each(self, engine, monkeypatch):
         calls = 0
-        actor = engine._actor
+        (link,) = engine._links.values()
+        actor = link.actor
 
         class Counting:
             submit = actor.submit
@@ -146,7 +147,7 @@ class TestVllm:
                     calls += 1
                     return actor.collect.remote(*arguments)
 
-        monkeypatch.setattr(engine, "_actor", Counting)
+        monkeypatch.setattr(link, "actor", Counting)
         told = [Told() for _ in range(32)]
         loop = asyncio.get_running_loop()
         started = loop.time()

@@ -167,7 +167,9 @@ async def test_an_engine_that_was_found_with_other_weights_of_the_same_version_i
 
     learner = SecondWeights(variants[variant].second_weights, canaries["second"])
     monkeypatch.setattr(engines, "Learner", lambda ref, config: learner)
-    session = SimpleNamespace(config=engine_config(), exchange=tmp_path, times=StepTimes())
+    session = SimpleNamespace(
+        config=engine_config(), exchange=tmp_path, times=StepTimes(), trains=True, version=0, namespace="none"
+    )
     keeper = engines.EngineKeeper(session)  # pyright: ignore[reportArgumentType]
     ref = LearnerRef(names=("rank",), namespace="none", policy_version=0)
 
