@@ -22,7 +22,7 @@ _TELEMETRY_OFF = {
 _BEHAVIOUR = {
     "TOKENIZERS_PARALLELISM": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "agentfly_lib",
-    # Prefect's default lets every page that a browser has open ask the embedded API.
+    # Prefect's default lets every page on the web that a browser has open ask its server, and so run code here.
     "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "http://127.0.0.1:4200",
     # Threads of ours (tracking) log outside any flow run; Prefect would warn about each line.
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",

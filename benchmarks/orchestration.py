@@ -32,6 +32,7 @@ from agentfly_lib.store.manifest import RolloutStore
 from agentfly_lib.types import Problem
 from benchmarks.peer_environments import PROGRAMS, NoPeerError, measure, peer_python, peer_site_packages
 from benchmarks.report import Finding, show
+from benchmarks.timing import cpu_seconds
 from benchmarks.token_server import ANSWER, CALL, CALLS_PER_CHAIN
 
 __all__ = ["main"]
@@ -108,9 +109,9 @@ def _measured(how: str, model: Path, chains: int, port: str) -> dict[str, float]
         tracemalloc.start()
         asyncio.run(_collect(agent, _generate(agent, how, port), chains))
         return {"bytes_per_chain": tracemalloc.get_traced_memory()[1] / chains}
-    used = _cpu()
+    used = cpu_seconds()
     asyncio.run(_collect(agent, _generate(agent, how, port), chains))
-    return {"cpu_per_call": (_cpu() - used) / (chains * CALLS_PER_CHAIN)}
+    return {"cpu_per_call": (cpu_seconds() - used) / (chains * CALLS_PER_CHAIN)}
 
 
 def _generate(agent: Agent, how: str, port: str) -> Generate:
@@ -146,11 +147,6 @@ async def _collect(agent: Agent, generate: Generate, chains: int) -> None:
         )
     if collected.progress.failures:
         raise RuntimeError(f"chains failed: {collected.progress}")
-
-
-def _cpu() -> float:
-    spent = resource.getrusage(resource.RUSAGE_SELF)
-    return spent.ru_utime + spent.ru_stime
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ import numpy as np
 
 from benchmarks.peer_environments import PROGRAMS, NoPeerError, measure, peer_python, peer_site_packages
 from benchmarks.report import Finding, show
+from benchmarks.timing import cpu_seconds
 
 __all__ = ["CALLS", "TOOL_CALLS", "best", "in_turn", "main", "scripted_model"]
 
@@ -145,17 +145,15 @@ async def _ours(kind: str, model: Path, delays: list[float]) -> dict[str, float]
             group_ids=[name for name, _ in problems],
             chains=CHAINS,
         )
-        spent = resource.getrusage(resource.RUSAGE_SELF)
-        began, used = time.perf_counter(), spent.ru_utime + spent.ru_stime
+        began, used = time.perf_counter(), cpu_seconds()
         collected = await collect(
             agent, engine, problems, store, config=RolloutConfig(chains=CHAINS), seeds=RolloutSeeds(run_seed=0, step=0)
         )
-        spent = resource.getrusage(resource.RUSAGE_SELF)
-        wall = time.perf_counter() - began
+        wall, used = time.perf_counter() - began, cpu_seconds() - used
     await engine.close()
     return {
         "wall": wall,
-        "cpu": spent.ru_utime + spent.ru_stime - used,
+        "cpu": used,
         "sampled": collected.progress.sampled_tokens,
         "waited": len(delays) - len(list(remaining)),
     }

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Timings", "interleaved"]
+__all__ = ["Timings", "cpu_seconds", "interleaved"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,15 @@ def interleaved(
     for turn in range(warm_up + turns):
         for name, contestant in contestants.items():
             gc.collect()
-            began, used = time.perf_counter(), _cpu_seconds()
+            began, used = time.perf_counter(), cpu_seconds()
             contestant()
             if turn >= warm_up:
                 wall[name].append(time.perf_counter() - began)
-                cpu[name].append(_cpu_seconds() - used)
+                cpu[name].append(cpu_seconds() - used)
     return {name: Timings(wall=tuple(wall[name]), cpu=tuple(cpu[name])) for name in contestants}
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Spent by this process, and by its children that have ended."""
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in spent)

@@ -18,6 +18,7 @@ from typing import Any
 from agentfly_lib.chat.protocol import ServedFormat, protocol_messages, reply_text
 from agentfly_lib.configs.inference import OpenAIConfig
 from agentfly_lib.errors import EngineError, InfrastructureError
+from agentfly_lib.inference.checks import check_request
 from agentfly_lib.inference.endpoint import Endpoint, EndpointRefused, EndpointUnavailable
 from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
 from agentfly_lib.inference.openai_stream import StreamedAnswer
@@ -94,12 +95,7 @@ class OpenAIEngine:
         return await self._generate(request, post)
 
     async def _generate(self, request: GenerationRequest, post: _Post) -> Generation:
-        if not request.token_ids:
-            raise ValueError(f"request {request.request_id!r} has an empty prompt; a prompt needs at least one token")
-        if request.max_tokens < 1:
-            raise ValueError(
-                f"request {request.request_id!r} asks for max_tokens={request.max_tokens}; at least 1 is due"
-            )
+        check_request(request)
         if request.images and self.config.api != "chat":
             raise ValueError(f"request {request.request_id!r} shows pictures, which only api='chat' can send")
         started = time.perf_counter()

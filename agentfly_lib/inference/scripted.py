@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from agentfly_lib.inference.checks import check_request
 from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
 from agentfly_lib.inference.stop_strings import stops_of
 from agentfly_lib.types import FinishReason
@@ -79,12 +80,7 @@ class ScriptedGenerate:
         return await self._answer(request, on_delta)
 
     async def _answer(self, request: GenerationRequest, on_delta: Callable[[Delta], None] | None) -> Generation:
-        if not request.token_ids:
-            raise ValueError(f"request {request.request_id!r} has an empty prompt; a prompt needs at least one token")
-        if request.max_tokens < 1:
-            raise ValueError(
-                f"request {request.request_id!r} asks for max_tokens={request.max_tokens}; at least 1 is needed"
-            )
+        check_request(request)
         version = self.policy_version
         self.requests.append(request)
         self.in_flight += 1

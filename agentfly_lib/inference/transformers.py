@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from agentfly_lib.chat.image_reader import ImageReader, reads, vision_token_ids
 from agentfly_lib.configs.inference import TransformersConfig
 from agentfly_lib.errors import EngineError, InfrastructureError
+from agentfly_lib.inference.checks import check_pictures, check_request
 from agentfly_lib.inference.decode_batch import DecodeBatch, Row
 from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
 from agentfly_lib.inference.relay import relayed
@@ -83,7 +84,7 @@ class TransformersEngine:
         self._check(request)
         decode = await asyncio.to_thread(text_decoder, self._model) if request.sampling.stop else None
         if request.images:
-            await asyncio.to_thread(self._look_at, request)
+            await asyncio.to_thread(check_pictures, request, self._reader)
         row = Row(request, context_length=self.context_length, stop_strings=stops_of(request, decode))
         waiting = _Waiting(row=row, future=Future(), started=time.perf_counter(), tell=tell)
         with self._lock:
@@ -115,26 +116,9 @@ class TransformersEngine:
             await asyncio.to_thread(thread.join, 60.0)
 
     def _check(self, request: GenerationRequest) -> None:
-        if not 0 < len(request.token_ids) < self.context_length:
-            raise ValueError(
-                f"request {request.request_id!r} has a prompt of {len(request.token_ids)} tokens; the engine takes "
-                f"1 to {self.context_length - 1} (its context of {self.context_length} must leave room for one more)"
-            )
-        if request.max_tokens < 1:
-            raise ValueError(
-                f"request {request.request_id!r} asks for max_tokens={request.max_tokens}; at least 1 is due"
-            )
+        check_request(request, context_length=self.context_length)
         if min(request.token_ids) < 0:
             raise ValueError(f"request {request.request_id!r} holds the token {min(request.token_ids)}")
-
-    def _look_at(self, request: GenerationRequest) -> None:
-        """Reads the pictures of a request, which the engine's thread then need not."""
-        if self._reader is None:
-            raise ValueError(f"request {request.request_id!r} has pictures, and the model does not see")
-        try:
-            self._reader.placed(request.token_ids, request.images)
-        except ValueError as error:
-            raise ValueError(f"request {request.request_id!r}: {error}") from error
 
     def _from_pretrained(self) -> PreTrainedModel:
         import torch

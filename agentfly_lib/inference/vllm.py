@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agentfly_lib.chat.image_reader import ImageReader, reads
 from agentfly_lib.errors import EngineError, InfrastructureError
 from agentfly_lib.inference.canary import Canary, CanaryReading, CanaryReport, judge_canary
+from agentfly_lib.inference.checks import check_pictures, check_request
 from agentfly_lib.inference.engine_thread import EngineThread
 from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
 from agentfly_lib.inference.rest import Rest, SleepLevel
@@ -184,7 +185,7 @@ class VllmEngine:
         started = time.perf_counter()
         decode = await asyncio.to_thread(text_decoder, self.settings.model_path) if request.sampling.stop else None
         if request.images:
-            await asyncio.to_thread(self._look_at, request)
+            await asyncio.to_thread(check_pictures, request, self._reader)
         name = f"{next(self._names)}-{request.request_id}"
         waiting = _Waiting(
             request=request,
@@ -275,30 +276,12 @@ class VllmEngine:
             raise EngineError("the engine is still starting")
         if (reason := self._unusable) is not None:
             raise EngineError(reason)
-        limit = self.settings.context_length
-        if not 0 < len(request.token_ids) < limit:
-            raise ValueError(
-                f"request {request.request_id!r} has a prompt of {len(request.token_ids)} tokens; the engine takes "
-                f"1 to {limit - 1} (its context of {limit} must leave room for one more)"
-            )
+        check_request(request, context_length=self.settings.context_length)
         if min(request.token_ids) < 0 or max(request.token_ids) >= self._vocabulary:
             raise ValueError(
                 f"request {request.request_id!r} holds token {max(request.token_ids)}; the model's vocabulary has "
                 f"{self._vocabulary} entries, from 0"
             )
-        if request.max_tokens < 1:
-            raise ValueError(
-                f"request {request.request_id!r} asks for max_tokens={request.max_tokens}; at least 1 is due"
-            )
-
-    def _look_at(self, request: GenerationRequest) -> None:
-        """Reads the pictures of a request, which the engine's thread then need not."""
-        if self._reader is None:
-            raise ValueError(f"request {request.request_id!r} has pictures, and the model does not see")
-        try:
-            self._reader.placed(request.token_ids, request.images)
-        except ValueError as error:
-            raise ValueError(f"request {request.request_id!r}: {error}") from error
 
     async def _command(self, command: Callable[[LLMEngine], Result]) -> Result:
         return await asyncio.wrap_future(self._thread.run(command))

@@ -27,9 +27,6 @@ STORES: Mapping[str, str] = {
 }
 """Variables of the servers' own that name a store elsewhere."""
 
-ORIGINS = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"
-"""Which pages may ask a Prefect server besides its own."""
-
 _WORKER_STOP_SECONDS = 60.0
 """A run that is stopped ends its engines and learner, and delivers its metrics."""
 
@@ -47,12 +44,7 @@ def prefect_server(root: Path, host: str, port: int, *, services: bool) -> Child
         name="Prefect server",
         command=command if services else [*command, "--no-services"],
         # The page asks the server that it came from, by whatever name the browser knows it.
-        environment={
-            "PREFECT_API_URL": api.url,
-            "PREFECT_UI_API_URL": "/api",
-            # Prefect's default answers any page on the web that the user's browser has open, and so runs its code here.
-            ORIGINS: os.environ.get(ORIGINS, api.url.removesuffix("/api")),
-        },
+        environment={"PREFECT_API_URL": api.url, "PREFECT_UI_API_URL": "/api"},
         log=_log(root, "prefect"),
         healthy=api.healthy,
     )

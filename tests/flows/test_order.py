@@ -295,6 +295,21 @@ def test_an_ideal_pipeline_by_hand() -> None:
     assert ideal(2, slots=4) == 50, "all chains' seconds in four slots"
 
 
+def plain_plan(lag: int, *, steps: int, checkpoints: list[int]) -> Plan:
+    """Every step alike: a long chain and a short one, an evaluation of every version."""
+    return Plan(
+        lag=lag,
+        steps=steps,
+        first=0,
+        chains=[[9, 2]],
+        scoring=[1],
+        updates=[4],
+        syncs=[1],
+        evaluations=[[2]],
+        checkpoints=checkpoints,
+    )
+
+
 class Broken(EngineError):
     pass
 
@@ -302,17 +317,7 @@ class Broken(EngineError):
 @pytest.mark.parametrize("lag", [0, 1, 2])
 @pytest.mark.parametrize("stage", ["collect", "score", "update", "sync", "evaluate", "checkpoint"])
 def test_what_breaks_anywhere_ends_everything_at_once_and_is_what_one_hears_of(stage: str, lag: int) -> None:
-    plan = Plan(
-        lag=lag,
-        steps=6,
-        first=0,
-        chains=[[9, 2]],
-        scoring=[1],
-        updates=[4],
-        syncs=[1],
-        evaluations=[[2]],
-        checkpoints=[2],
-    )
+    plan = plain_plan(lag, steps=6, checkpoints=[2])
     world = World(plan)
 
     def breaks(name: str, number: int) -> None:
@@ -346,17 +351,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 @pytest.mark.parametrize("lag", [0, 2])
 def test_a_flow_that_is_cancelled_leaves_nothing_behind(lag: int) -> None:
-    plan = Plan(
-        lag=lag,
-        steps=9,
-        first=0,
-        chains=[[9, 2]],
-        scoring=[1],
-        updates=[4],
-        syncs=[1],
-        evaluations=[[2]],
-        checkpoints=[0],
-    )
+    plan = plain_plan(lag, steps=9, checkpoints=[0])
 
     async def scene(after: float) -> None:
         world = World(plan)

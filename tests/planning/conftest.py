@@ -43,18 +43,18 @@ QWEN_VL_3B = {
 @pytest.fixture
 def qwen_vl_3b(tmp_path):
     """The published shape of Qwen2.5-VL-3B."""
-    folder = tmp_path / "qwen-vl"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(QWEN_VL_3B))
-    return folder
+    return _model_folder(tmp_path / "qwen-vl", QWEN_VL_3B)
 
 
 @pytest.fixture
 def qwen_3b(tmp_path):
     """A folder with nothing but its `config.json`."""
-    folder = tmp_path / "qwen"
+    return _model_folder(tmp_path / "qwen", QWEN_3B)
+
+
+def _model_folder(folder, config):
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(QWEN_3B))
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
