@@ -11,7 +11,7 @@ import pytest
 from agentfly_lib.errors import EngineError, InfrastructureError
 from agentfly_lib.inference.generate import Generation, GenerationRequest
 from agentfly_lib.refs import EngineRef
-from tests.resources import virtual_time
+from benchmarks import virtual_time
 
 pytestmark = pytest.mark.stack
 

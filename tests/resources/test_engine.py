@@ -20,8 +20,8 @@ from agentfly_lib.resources import (
     counted_since,
 )
 from agentfly_lib.resources.pool import Pool
+from benchmarks.virtual_time import EverybodyWaits, run
 from tests.resources.fakes import Fake, FakeSpec, World
-from tests.resources.virtual_time import EverybodyWaits, run
 
 
 def limits(**changes) -> PoolLimits:

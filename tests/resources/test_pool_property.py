@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agentfly_lib.errors import InfrastructureError
 from agentfly_lib.resources import PoolLimits, ResourceEngine
+from benchmarks.virtual_time import run
 from tests.resources.fakes import Fake, FakeSpec, World
-from tests.resources.virtual_time import run
 
 SECONDS = st.integers(0, 40).map(lambda tenths: tenths / 10)
 

@@ -9,7 +9,7 @@ from agentfly_lib.configs import HFAgentConfig, TinyModelConfig
 from agentfly_lib.models.tiny import ensure_tiny
 from benchmarks.scheduler import over_ideal
 from benchmarks.simulated import DELAYS, Script, SimulatedEngine
-from tests.resources.virtual_time import run
+from benchmarks.virtual_time import run
 
 
 @pytest.mark.parametrize("delays", DELAYS)

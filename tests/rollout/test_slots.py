@@ -11,7 +11,7 @@ from agentfly_lib.errors import EngineError
 from agentfly_lib.rollout import ChainSlots, RolloutSeeds
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.manifest import RolloutStore
-from tests.resources.virtual_time import run
+from benchmarks.virtual_time import run
 
 WORK = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(1, 30), st.booleans()), max_size=40)
 

@@ -1,6 +1,7 @@
 """An event loop whose clock jumps to the next timer: hours of waiting pass in milliseconds, the same way every time.
 
-If everybody waits and no timer is set, nobody would ever wake up; the loop raises `EverybodyWaits`.
+What is computed takes no time at all in it. If everybody waits and no timer is set, nobody would ever wake up; the loop
+raises `EverybodyWaits`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+__all__ = ["EverybodyWaits", "VirtualTimeLoop", "run"]
 
 Value = TypeVar("Value")
 
@@ -30,6 +33,8 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Its `time()` is the seconds that were waited for since it was made."""
+
     def __init__(self) -> None:
         selector = _Selector()
         selector.loop = self
@@ -44,7 +49,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whoever awaits it gets it, as from a thread
             future.set_exception(error)
         return future
 
