@@ -7,7 +7,9 @@ Of a rank (ZeRO: arXiv 1910.02054; activations: counted as autograd keeps them f
     optimizer     T x (8, and 4 more for the float32 copy that DeepSpeed keeps)  / ranks from stage 1
     activations   tokens x layers x (7 hidden + 3 key_value + 5 intermediate), or, with checkpointing, tokens x layers x
                   hidden and those of one layer; and tokens x 2 hidden around the last norm
-    logits        loss tokens of one chunk x vocabulary x 4 bytes, three times (logits, log-softmax, gradient)
+    logits        loss tokens of one chunk x vocabulary x 4 bytes, twice, or three times with a bonus for entropy; and
+                  the gradient of the head, if it is trained: vocabulary x hidden x 4 bytes, and once more if rounded
+    reference     P x bytes on every rank, whatever the stage, if a KL penalty measures against a second model
 
 Layers of four bits a weight (QLoRA) take about 0.53 bytes each. What is offloaded to the host is not counted on a GPU;
 where parameters are, weights are those of one layer. Ranks that share rows share activations.
@@ -39,11 +41,17 @@ class RankMemory:
     optimizer: int
     activations: int
     logits: int
+    reference: int
     context: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.context
+        return self.resting + self.activations + self.logits
+
+    @property
+    def resting(self) -> int:
+        """What stays while it computes nothing."""
+        return self.weights + self.gradients + self.optimizer + self.reference + self.context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +88,18 @@ def rank_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> RankMe
         weights -= int(shape.linear_parameters * (width - _NF4_BYTES))
     if on_gpu and learner.offload.parameters != "none":
         weights = shape.parameters * width // shape.layers
+    logits = (3 if config.algorithm.entropy_coefficient else 2) * 4 * shape.vocabulary
+    logits *= min(learner.logit_chunk_tokens, tokens)
+    if lora is None:
+        logits += shape.vocabulary * shape.hidden * (4 if width == 4 else 4 + width)
     copies = 12 if learner.dtype != "float32" or stage else 8
     return RankMemory(
         weights=weights,
         gradients=trained * width // (ranks if stage >= 2 else 1),
         optimizer=0 if on_gpu and learner.offload.optimizer != "none" else trained * copies // (ranks if stage else 1),
         activations=activations,
-        logits=3 * 4 * min(learner.logit_chunk_tokens, tokens) * shape.vocabulary,
+        logits=logits,
+        reference=shape.parameters * width if config.algorithm.kl.coefficient and lora is None else 0,
         context=_CONTEXT_BYTES if on_gpu else 0,
     )
 

@@ -45,6 +45,7 @@ class StepArithmetic:
     trajectories: int
     per_minibatch: int
     per_rank: float
+    """Trajectories; ranks that share rows have the same ones."""
     sampled_tokens: int
     trained_row_tokens: int
     """Tokens that go through the learner, prompts and tool results included."""
@@ -145,7 +146,7 @@ def _arithmetic(config: RunConfig) -> StepArithmetic:
     trajectories = rollout.problems_per_step * rollout.chains
     row = min(rollout.context_length, rollout.max_prompt_tokens + rollout.max_sampled_tokens)
     per_minibatch = trajectories // config.optim.minibatches
-    per_rank = per_minibatch / learner.ranks
+    per_rank = per_minibatch / (learner.ranks // learner.sequence_parallel)
     in_one = max(learner.microbatch_tokens // row, 1)
     seats = config.inference.max_sequences * config.inference.replicas
     return StepArithmetic(
@@ -193,7 +194,7 @@ def _memory_findings(
 
 def _beside(part: Placed, rank: RankMemory, engine: EngineMemory) -> int:
     """Bytes on a shared GPU that are not this part's while it works: a resting rank's, or a sleeping engine's."""
-    return rank.weights + rank.gradients + rank.optimizer + rank.context if part.kind == "engine" else engine.context
+    return rank.resting if part.kind == "engine" else engine.context
 
 
 def _check(where: str, size: int, room: int, who: str) -> list[Finding]:

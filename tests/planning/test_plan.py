@@ -95,6 +95,8 @@ def test_memory_by_hand(recipe, qwen_3b):
     assert rank.gradients == 2 * parameters // 4
     assert rank.optimizer == 12 * parameters // 4
     assert rank.activations == 16384 * (36 + 2) * 2048 * 2 + 16384 * (7 * 2048 + 3 * 256 + 5 * 11008) * 2
+    # two chunks of logits in float32; the head's gradient in float32, and rounded to bfloat16
+    assert rank.logits == 512 * 151936 * 2 * 4 + 151936 * 2048 * (4 + 2)
     engine = engine_memory(config, shape, gpu_memory_bytes=80 * GIB)
     assert engine.weights == 2 * parameters
     assert engine.cache == int(80 * GIB * 0.85) - engine.weights - GIB
@@ -102,6 +104,31 @@ def test_memory_by_hand(recipe, qwen_3b):
     wide = engine_memory(recipe("gsm8k-8gpu", "inference.tensor_parallel=4"), shape, gpu_memory_bytes=80 * GIB)
     assert wide.weights == 2 * parameters // 4
     assert wide.cache_tokens == wide.cache * 4 // (2 * 36 * 256 * 2)
+
+
+def test_a_penalty_keeps_a_second_model_whole_on_every_rank(recipe, qwen_3b):
+    shape = ModelShape.of(PretrainedModelConfig(name_or_path=str(qwen_3b)))
+    config = recipe("scienceworld-8gpu")  # ZeRO 3, which deals out the model that is trained, but not this one
+    off = recipe("scienceworld-8gpu", "algorithm.kl.coefficient=0.0")
+    rank, without = (rank_memory(each, shape, on_gpu=True) for each in (config, off))
+    assert (rank.reference, without.reference) == (2 * shape.parameters, 0)
+    assert rank.total - without.total == rank.resting - without.resting == 2 * shape.parameters
+    adapters = recipe("scienceworld-8gpu", "learner.lora.rank=8")  # without them, the policy is its own reference
+    assert rank_memory(adapters, shape, on_gpu=True).reference == 0
+
+    # A GPU that holds the rank alone, and not both.
+    room = (rank.total + without.total) // 2 / GIB
+    assert room * GIB > without.total
+    tight = plan(config, Machine(cpus=64, memory_bytes=512 * GIB, gpus=8, gpu_memory_bytes=int(room * GIB)), qwen_3b)
+    assert any("rank 0 would take" in each.text for each in tight.findings if each.level == "fail"), tight.findings
+
+
+def test_ranks_that_share_rows_have_the_same_trajectories(recipe, qwen_3b):
+    apart = plan(recipe("gsm8k-8gpu"), node(), qwen_3b).step
+    shared = plan(recipe("gsm8k-8gpu", "learner.sequence_parallel=4"), node(), qwen_3b).step
+    assert (apart.per_rank, shared.per_rank) == (64, 256)
+    # 256 trajectories are 52 rows of five, twice
+    assert (apart.microbatches_per_rank, shared.microbatches_per_rank) == (26, 104)
 
 
 def test_adapters_alone_have_gradients(recipe, qwen_3b):
