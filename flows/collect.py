@@ -8,10 +8,10 @@ from pathlib import Path
 from prefect import flow
 
 from agentfly_lib.configs.load import FlowConfig
+from agentfly_lib.pipeline.policy import policy_config
 from agentfly_lib.refs import ShardsRef
 from tasks.collect import collect as collect_step
 from tasks.data import check, prepare, resolve
-from tasks.policy import policy_config
 from tasks.score import score
 from tasks.session import open_session
 from tasks.workers import start_engines

@@ -7,9 +7,9 @@ from pathlib import Path
 from prefect import flow
 
 from agentfly_lib.configs.load import FlowConfig
+from agentfly_lib.pipeline.policy import policy_config
 from tasks.data import check, prepare, resolve
 from tasks.evaluate import evaluate as evaluate_policy
-from tasks.policy import policy_config
 from tasks.report import EvaluateReport, report_evaluation
 from tasks.session import open_session
 from tasks.workers import start_engines

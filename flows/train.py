@@ -14,11 +14,11 @@ from functools import partial
 from prefect import flow
 
 from agentfly_lib.configs.load import FlowConfig
+from agentfly_lib.pipeline.lookahead import Lookahead
 from agentfly_lib.refs import DatasetRef, EngineRef, ScoresRef, ShardsRef
 from tasks.collect import collect
 from tasks.data import check, prepare, resolve
 from tasks.evaluate import evaluate
-from tasks.lookahead import Lookahead
 from tasks.report import TrainReport, catch_up, record_step, report
 from tasks.score import score
 from tasks.session import open_session

@@ -11,6 +11,8 @@ from typing import Protocol
 from prefect import task
 
 from agentfly_lib.configs import SignalSamplingConfig
+from agentfly_lib.pipeline.problems import outcome_part, problems_in_order
+from agentfly_lib.pipeline.session import Session
 from agentfly_lib.refs import DatasetRef, EngineRef, ShardsRef
 from agentfly_lib.rollout import Collected, CollectProgress, RolloutSeeds, collect_with_signal
 from agentfly_lib.rollout import collect as collect_groups
@@ -18,8 +20,7 @@ from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.manifest import RolloutStore
 from agentfly_lib.types import Problem
 from tasks.options import RETRIED, within
-from tasks.problems import outcome_part, problems_in_order
-from tasks.session import Session, current_session
+from tasks.session import current_session
 from tasks.workers import living_engines
 
 __all__ = ["collect"]

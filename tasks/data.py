@@ -15,13 +15,14 @@ from agentfly_lib.data.prepare import load_problems, prepare_dataset
 from agentfly_lib.errors import ConfigError, DataError, EnvironmentFailure
 from agentfly_lib.inference.placement import place
 from agentfly_lib.models.resolve import resolve_model
+from agentfly_lib.pipeline.session import Session
 from agentfly_lib.preflight import check_context
 from agentfly_lib.refs import DatasetRef, ModelRef
 from agentfly_lib.rollout.prompts import FirstPrompts
 from agentfly_lib.store.atomic import read_json, write_json
 from agentfly_lib.viewer.live import LiveDisplay
 from tasks.options import RETRIED
-from tasks.session import Session, current_session
+from tasks.session import current_session
 
 __all__ = ["check", "prepare", "resolve"]
 

@@ -11,6 +11,7 @@ from prefect import task
 from agentfly_lib.configs import RolloutConfig
 from agentfly_lib.evaluation.evaluate import evaluate_groups
 from agentfly_lib.evaluation.report import EvaluationMode, EvaluationReport, read_report, write_report
+from agentfly_lib.pipeline.session import Session
 from agentfly_lib.refs import DatasetRef, EngineRef, EvaluationRef
 from agentfly_lib.rollout import RolloutSeeds
 from agentfly_lib.rollout import collect as collect_groups
@@ -20,7 +21,7 @@ from agentfly_lib.types import Problem
 from tasks.options import RETRIED, within
 from tasks.report import publish_evaluations
 from tasks.score import score_directory
-from tasks.session import Session, current_session
+from tasks.session import current_session
 from tasks.workers import living_engines
 
 __all__ = ["evaluate", "evaluate_mode"]

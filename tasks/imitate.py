@@ -12,11 +12,12 @@ from pydantic import BaseModel, ConfigDict
 from agentfly_lib.data.imitation import check_tokens, imitated, lay_out, select_trajectories
 from agentfly_lib.data.order import problems_of_step
 from agentfly_lib.errors import DataError
+from agentfly_lib.pipeline.session import Session
 from agentfly_lib.refs import LearnerRef, ModelRef, StepReport
 from agentfly_lib.store.atomic import write_json
 from agentfly_lib.types import Problem, Trajectory
 from tasks.options import RETRIED, within
-from tasks.session import Session, current_session
+from tasks.session import current_session
 from tasks.workers import start_learner
 
 __all__ = ["FinetuneReport", "Members", "choose", "finetune_report", "imitate_step", "record", "start"]

@@ -13,12 +13,13 @@ from pydantic import BaseModel, ConfigDict
 
 from agentfly_lib.configs import LearnerConfig
 from agentfly_lib.errors import UserError
+from agentfly_lib.pipeline.session import Session
 from agentfly_lib.refs import CheckpointRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.store.atomic import read_json
 from agentfly_lib.training.checkpoint import CheckpointState, checkpoint_at, read_state
 from agentfly_lib.training.ranks import Learner, ensure_learner
 from tasks.options import RETRIED, within
-from tasks.session import Session, current_session
+from tasks.session import current_session
 
 __all__ = ["ReplayReport", "ReplayedStep", "replay_steps", "require_same_shape"]
 

@@ -20,6 +20,7 @@ from agentfly_lib.errors import AgentFlyError
 from agentfly_lib.evaluation.report import EvaluationReport, read_report
 from agentfly_lib.evaluation.rollout_metrics import rollout_metrics
 from agentfly_lib.evaluation.table import report_table
+from agentfly_lib.pipeline.session import Session
 from agentfly_lib.refs import ScoresRef, ShardsRef, StepReport
 from agentfly_lib.store.atomic import read_json, write_bytes, write_json
 from agentfly_lib.store.scored import load_scored_groups
@@ -32,7 +33,7 @@ from agentfly_lib.viewer.trouble import troubles, troubles_markdown
 from agentfly_lib.viewer.web.pictures import data_url
 from agentfly_lib.viewer.web.serve import export_run
 from tasks.options import RETRIED
-from tasks.session import Session, current_session
+from tasks.session import current_session
 
 __all__ = [
     "EvaluateReport",

@@ -7,6 +7,7 @@ from statistics import fmean
 from prefect import task
 
 from agentfly_lib.configs import RewardConfig
+from agentfly_lib.pipeline.session import Session
 from agentfly_lib.refs import ScoresRef
 from agentfly_lib.rewards.registry import build_reward
 from agentfly_lib.rewards.stage import ScoredStep, score_step
@@ -14,7 +15,7 @@ from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.types import Outcome
 from agentfly_lib.viewer.live import StageBar
 from tasks.options import RETRIED, within
-from tasks.session import Session, current_session
+from tasks.session import current_session
 
 __all__ = ["rescore", "score", "score_directory"]
 

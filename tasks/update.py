@@ -17,13 +17,14 @@ from prefect.settings import PREFECT_API_URL
 from agentfly_lib.configs import CheckpointConfig
 from agentfly_lib.errors import AgentFlyError, LearnerError
 from agentfly_lib.evaluation.report import read_report
+from agentfly_lib.pipeline.session import Session
 from agentfly_lib.refs import CheckpointRef, LearnerRef, StepReport
 from agentfly_lib.store.atomic import write_json
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.training.checkpoint import prune
 from agentfly_lib.training.ranks import Learner
 from tasks.options import RETRIED, within
-from tasks.session import Session, current_session
+from tasks.session import current_session
 from tasks.workers import living_learner
 
 __all__ = ["checkpoint", "forget", "settle", "update"]

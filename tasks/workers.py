@@ -18,12 +18,13 @@ from prefect.runtime import task_run
 
 from agentfly_lib.cluster import end_actors
 from agentfly_lib.errors import LearnerError
+from agentfly_lib.pipeline.session import Session
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.store.atomic import read_json
 from agentfly_lib.training.checkpoint import newest_checkpoint
 from agentfly_lib.training.ranks import Learner, ensure_learner, ranks_alive
 from tasks.options import RETRIED, within
-from tasks.session import Session, current_session
+from tasks.session import current_session
 
 __all__ = [
     "learner_at",

@@ -19,10 +19,10 @@ pytest.importorskip("ray")
 
 import flows.train
 from agentfly_lib.errors import EngineError
+from agentfly_lib.pipeline.lookahead import Lookahead, StepLine
 from agentfly_lib.rollout import ChainSlots
 from benchmarks.async_pipeline import Pipeline
-from tasks.lookahead import Lookahead, StepLine
-from tests.resources.virtual_time import run
+from benchmarks.virtual_time import run
 
 SLOTS = 3
 

@@ -162,8 +162,8 @@ async def test_an_engine_that_was_found_with_other_weights_of_the_same_version_i
     actor, served, variants, variant, canaries, engine_config, tmp_path, monkeypatch
 ):
     from agentfly_lib.refs import LearnerRef
-    from tasks import engines
-    from tasks.times import StepTimes
+    from agentfly_lib.pipeline import engines
+    from agentfly_lib.pipeline.times import StepTimes
 
     learner = SecondWeights(variants[variant].second_weights, canaries["second"])
     monkeypatch.setattr(engines, "Learner", lambda ref, config: learner)

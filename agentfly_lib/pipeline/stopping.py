@@ -14,19 +14,17 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from prefect.exceptions import TerminationSignal
-
-__all__ = ["stopped_by_sigterm", "was_terminated"]
+__all__ = ["raised_by", "stopped_by_sigterm"]
 
 _GRACE_SECONDS = 1.0
 """For what the handler has raised to arrive at the end of the block by itself."""
 
 
-def was_terminated(error: BaseException) -> bool:
-    """SIGTERM is what raised this, by itself or among what work done side by side has raised."""
+def raised_by(error: BaseException, kind: type[BaseException]) -> bool:
+    """The error is of this kind, or among what work done side by side has raised is one that is."""
     if isinstance(error, BaseExceptionGroup):
-        return any(was_terminated(each) for each in error.exceptions)
-    return isinstance(error, TerminationSignal)
+        return any(raised_by(each, kind) for each in error.exceptions)
+    return isinstance(error, kind)
 
 
 @contextlib.contextmanager

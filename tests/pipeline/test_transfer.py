@@ -63,7 +63,7 @@ class Sides:
 @pytest.fixture
 def sides(monkeypatch) -> Sides:
     pytest.importorskip("ray")
-    from tasks import transfer
+    from agentfly_lib.pipeline import transfer
 
     sides = Sides()
     for name in ("engine_status", "open_transfer", "load_weights"):
@@ -76,7 +76,7 @@ async def send(transfer, sides, version):
 
 
 async def test_nccl_meets_once_and_again_with_a_replaced_engine(sides):
-    from tasks.transfer import GpuTransfer
+    from agentfly_lib.pipeline.transfer import GpuTransfer
 
     transfer = GpuTransfer("nccl", tensor_parallel=2)
     engines, _ = await send(transfer, sides, 1)
@@ -97,7 +97,7 @@ async def test_nccl_meets_once_and_again_with_a_replaced_engine(sides):
 
 
 async def test_ipc_tells_each_gpu_where_its_copy_is_and_lets_go_afterwards(sides):
-    from tasks.transfer import GpuTransfer
+    from agentfly_lib.pipeline.transfer import GpuTransfer
 
     await send(GpuTransfer("ipc", tensor_parallel=2), sides, 1)
     assert sides.received["ipc_handles"] == [{"gpu-a": ("a0",), "gpu-b": ("b0",)}, {"gpu-a": ("a1",), "gpu-b": ("b1",)}]
@@ -106,7 +106,7 @@ async def test_ipc_tells_each_gpu_where_its_copy_is_and_lets_go_afterwards(sides
 
 async def test_a_broadcast_that_nobody_receives_ends_the_learner(sides, monkeypatch):
     from agentfly_lib.errors import EngineError
-    from tasks import transfer
+    from agentfly_lib.pipeline import transfer
 
     def fail(*arguments, **named):
         raise EngineError("engine 'engine-1' is gone")
@@ -120,7 +120,7 @@ async def test_a_broadcast_that_nobody_receives_ends_the_learner(sides, monkeypa
 
 async def test_ipc_lets_go_when_an_engine_fails_too(sides, monkeypatch):
     from agentfly_lib.errors import EngineError
-    from tasks import transfer
+    from agentfly_lib.pipeline import transfer
 
     def fail(*arguments, **named):
         raise EngineError("out of memory")

@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import asyncio, contextlib, os, signal, sys, threading, time
 from prefect.exceptions import TerminationSignal
-from tasks.stopping import stopped_by_sigterm
+from agentfly_lib.pipeline.stopping import stopped_by_sigterm
 
 def prefects_own(number, frame):  # raises from whatever code runs, as Prefect's handler does
     raise TerminationSignal(signal=number)
@@ -91,7 +91,7 @@ async def test_the_first_signal_cancels_and_leaves_things_as_they_were() -> None
     import os
     import signal
 
-    from tasks.stopping import stopped_by_sigterm
+    from agentfly_lib.pipeline.stopping import stopped_by_sigterm
 
     async def strike_and_wait() -> None:
         with stopped_by_sigterm():
@@ -114,7 +114,7 @@ async def test_the_first_signal_cancels_and_leaves_things_as_they_were() -> None
 async def test_another_thread_has_no_signals() -> None:
     import asyncio
 
-    from tasks.stopping import stopped_by_sigterm
+    from agentfly_lib.pipeline.stopping import stopped_by_sigterm
 
     async def inside() -> bool:
         with stopped_by_sigterm():
@@ -125,12 +125,12 @@ async def test_another_thread_has_no_signals() -> None:
 
 
 def test_what_sigterm_raised_is_known_among_others() -> None:
-    from prefect.exceptions import TerminationSignal
+    from agentfly_lib.pipeline.stopping import raised_by
 
-    from tasks.stopping import was_terminated
+    class Terminated(BaseException):
+        pass
 
-    struck = TerminationSignal(signal=15)
-    assert was_terminated(struck)
-    assert was_terminated(BaseExceptionGroup("a", [ValueError(), BaseExceptionGroup("b", [struck])]))
-    assert not was_terminated(ExceptionGroup("a", [ValueError()]))
-    assert not was_terminated(KeyboardInterrupt())
+    assert raised_by(Terminated(), Terminated)
+    assert raised_by(BaseExceptionGroup("a", [ValueError(), BaseExceptionGroup("b", [Terminated()])]), Terminated)
+    assert not raised_by(ExceptionGroup("a", [ValueError()]), Terminated)
+    assert not raised_by(KeyboardInterrupt(), Terminated)

@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 
 from agentfly_lib.errors import EngineError
+from agentfly_lib.pipeline import live
+from agentfly_lib.pipeline.activity import RunActivity
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.viewer.live import LiveDisplay
 from agentfly_lib.viewer.state import RunState, read_state
-from tasks import live
-from tasks.activity import RunActivity
+
+
+class Terminated(BaseException):
+    """What the handler of SIGTERM raises here."""
 
 
 def a_pool() -> SimpleNamespace:
@@ -78,7 +82,7 @@ async def seen(session: Any, wanted: Callable[[RunState], bool]) -> RunState:
 async def test_it_says_what_goes_on_and_how_it_ended(session: Any, answers: dict[str, Callable[[], Any]]) -> None:
     tokens = [100]
     answers |= {"engine-0": well(tokens), "engine-1": dead}
-    async with live.published(session):
+    async with live.published(session, Terminated):
         with (
             session.display.stage("steps", total=7) as steps,
             session.display.stage("collect-000002", total=64),
@@ -107,7 +111,7 @@ async def test_an_engine_that_dies_or_hangs_is_shown_so(session: Any, answers: d
     release = threading.Event()
     answers |= {"engine-0": well([1]), "engine-1": well([1])}
     try:
-        async with live.published(session):
+        async with live.published(session, Terminated):
             await seen(session, lambda state: len(state.engines) == 2)
             answers["engine-1"] = dead
             state = await seen(session, lambda state: state.engines[1].error is not None)
@@ -121,14 +125,19 @@ async def test_an_engine_that_dies_or_hangs_is_shown_so(session: Any, answers: d
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(ValueError("x"), "FAILED"), (asyncio.CancelledError(), "KILLED"), (KeyboardInterrupt(), "KILLED")],
+    [
+        (ValueError("x"), "FAILED"),
+        (asyncio.CancelledError(), "KILLED"),
+        (KeyboardInterrupt(), "KILLED"),
+        (Terminated(), "KILLED"),
+    ],
 )
 async def test_how_it_ended(
     session: Any, answers: dict[str, Callable[[], Any]], error: BaseException, status: str
 ) -> None:
     session.clustered = False
     with pytest.raises(type(error)):
-        async with live.published(session):
+        async with live.published(session, Terminated):
             raise error
     state = read_state(session.directory.path)
     assert state is not None
@@ -150,7 +159,7 @@ async def test_a_full_disk_stops_nothing(
 
     monkeypatch.setattr(live, "write_state", full)
     session.clustered = False
-    async with live.published(session), asyncio.timeout(60):
+    async with live.published(session, Terminated), asyncio.timeout(60):
         while len(tries) < 5:
             await asyncio.sleep(0.01)
     assert caplog.text.count("cannot be published") == 1

@@ -12,8 +12,8 @@ from agentfly_lib.inference.canary import CanaryReport
 from agentfly_lib.inference.placement import Placement
 from agentfly_lib.inference.source import AdapterFolder
 from agentfly_lib.inference.weight_update import WeightUpdate
+from agentfly_lib.pipeline.times import StepTimes
 from agentfly_lib.refs import EngineRef, LearnerRef
-from tasks.times import StepTimes
 
 pytestmark = pytest.mark.stack
 
@@ -91,7 +91,7 @@ class FakeLearner:
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
     """`kept(machines, kind="split", lora=False)`: a keeper of these machines, and its session."""
-    from tasks import engines as module
+    from agentfly_lib.pipeline import engines as module
 
     def make(machines: Machines, kind="split", *, lora=False, trains=True):
         for name in ("ensure", "load", "prove", "status", "sleep", "wake"):

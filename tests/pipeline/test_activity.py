@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("ray")
 
+from agentfly_lib.pipeline.activity import RunActivity
+from agentfly_lib.pipeline.session import Session
+from agentfly_lib.pipeline.times import StepTimes
 from agentfly_lib.refs import StepReport
 from agentfly_lib.rewards.stage import ScoredStep
 from agentfly_lib.rollout import Collected, CollectProgress, CollectTimes
 from agentfly_lib.store.manifest import RolloutManifest
 from agentfly_lib.store.scores import ScoreManifest
-from tasks.activity import RunActivity
-from tasks.session import Session
-from tasks.times import StepTimes
 
 
 class Hand:

@@ -6,6 +6,7 @@ from agentfly_lib.configs import CurriculumOrderConfig, SignalSamplingConfig
 from agentfly_lib.data.curriculum import CurriculumState, advance, curriculum_order
 from agentfly_lib.data.order import problems_of_step, step_order
 from agentfly_lib.errors import LedgerError
+from agentfly_lib.pipeline.session import Session
 from agentfly_lib.refs import DatasetRef
 from agentfly_lib.rewards.composite import CompositeReward
 from agentfly_lib.rewards.reward import Reward
@@ -16,7 +17,6 @@ from agentfly_lib.store.manifest import read_rollout_manifest
 from agentfly_lib.store.scored import scores_so_far
 from agentfly_lib.store.scores import read_score_manifest
 from agentfly_lib.types import Problem
-from tasks.session import Session
 
 __all__ = ["curriculum_state", "group_id", "outcome_part", "problems_in_order"]
 

@@ -29,13 +29,13 @@ from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.client import EngineLoss, RayGenerate
 from agentfly_lib.inference.placement import Placement, place, serves_adapters
 from agentfly_lib.inference.source import AdapterFolder, WeightSource
+from agentfly_lib.pipeline.transfer import GpuTransfer
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef
 from agentfly_lib.training.ranks import Canary as Proof
 from agentfly_lib.training.ranks import Learner
-from tasks.transfer import GpuTransfer
 
 if TYPE_CHECKING:
-    from tasks.session import Session
+    from agentfly_lib.pipeline.session import Session
 
 __all__ = ["EngineKeeper"]
 

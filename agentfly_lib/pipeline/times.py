@@ -21,11 +21,11 @@ from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 
 from agentfly_lib.evaluation.rollout_metrics import rollout_metrics
+from agentfly_lib.pipeline.activity import RunActivity
 from agentfly_lib.refs import StepReport
 from agentfly_lib.rewards.stage import ScoredStep
 from agentfly_lib.rollout import Collected
 from agentfly_lib.types import TrajectoryGroup
-from tasks.activity import RunActivity
 
 __all__ = ["COMPUTE_PARTS", "StepTimes"]
 

@@ -19,22 +19,19 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import psutil
 
 from agentfly_lib.errors import EngineError
 from agentfly_lib.inference.actor import engine_status
 from agentfly_lib.leash import marked_processes
+from agentfly_lib.pipeline.session import Session
+from agentfly_lib.pipeline.stopping import raised_by
 from agentfly_lib.refs import EngineRef
 from agentfly_lib.resources.pool import Pool
 from agentfly_lib.tracking.tracker import RunStatus
 from agentfly_lib.viewer.live import SHOWN_METRICS
 from agentfly_lib.viewer.state import EngineView, PoolView, RankView, RunState, write_state
-from tasks.stopping import was_terminated
-
-if TYPE_CHECKING:
-    from tasks.session import Session
 
 __all__ = ["gpu_memory", "published"]
 
@@ -144,8 +141,8 @@ class _Observer:
 
 
 @asynccontextmanager
-async def published(session: Session) -> AsyncIterator[None]:
-    """Publishes the session's state until the block ends, and then how it ended."""
+async def published(session: Session, termination: type[BaseException]) -> AsyncIterator[None]:
+    """Publishes the session's state until the block ends, and then how it ended: `termination` is a kill."""
     observer, library = _Observer(session), logging.getLogger("agentfly_lib")
     library.addHandler(observer.warnings)
     publisher = asyncio.get_running_loop().create_task(_keep_publishing(observer))
@@ -154,7 +151,7 @@ async def published(session: Session) -> AsyncIterator[None]:
         yield
         status = "FINISHED"
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | asyncio.CancelledError) or was_terminated(error):
+        if isinstance(error, KeyboardInterrupt | asyncio.CancelledError) or raised_by(error, termination):
             status = "KILLED"
         raise
     finally:
