@@ -16,6 +16,16 @@ __all__ = ["GRACE_SECONDS", "Completed", "Conversation", "Silent"]
 GRACE_SECONDS = 10.0
 """How much later than a command's own limit the sandbox as a whole is given up."""
 _MAX_FRAME = 1 << 28
+_ANSWER = {
+    "stdout": str,
+    "stderr": str,
+    "cut_stdout": int,
+    "cut_stderr": int,
+    "exit": int | None,
+    "timed_out": bool,
+    "reply": str | None,
+    "fresh": bool,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +96,7 @@ class Conversation:
         )
 
     def feed(self, data: bytes) -> None:
-        """Takes what came back. Raises `ValueError` if it is not what a keeper says."""
+        """Takes what came back. Raises `ValueError` if it is not what a keeper says: then it is the sandbox's end."""
         self._incoming += data
         while len(self._incoming) >= 4:
             (length,) = struct.unpack_from(">I", self._incoming)
@@ -94,12 +104,14 @@ class Conversation:
                 raise ValueError(f"a frame of {length} bytes")
             if len(self._incoming) < 4 + length:
                 return
-            message = json.loads(bytes(self._incoming[4 : 4 + length]))
+            message = _message(bytes(self._incoming[4 : 4 + length]))
             del self._incoming[: 4 + length]
-            if message.get("ready"):
+            if "ready" in message:
+                if self.ready.done():
+                    raise ValueError("a second greeting")
                 self._on_ready()
                 self.ready.set_result(None)
-            elif (answer := self._waiting.get(message.get("id"))) is not None and not answer.done():
+            elif (answer := self._waiting.get(message["id"])) is not None and not answer.done():
                 answer.set_result(message)
 
     def fail(self, error: Exception) -> None:
@@ -116,3 +128,22 @@ class Conversation:
             self._write(struct.pack(">I", len(data)) + data)
         except (ConnectionError, RuntimeError):
             return  # it died: whoever listens to it tells those who wait
+
+
+def _message(data: bytes) -> dict[str, Any]:
+    """What a frame says. Raises `ValueError` if that is neither a greeting nor an answer."""
+    try:
+        message = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("a frame that nests too deeply") from error
+    if not isinstance(message, dict):
+        raise ValueError("a frame that is no object")
+    if message == {"ready": True}:
+        return message
+    if not isinstance(message.get("id"), int):
+        raise ValueError("an answer to nothing")
+    if not isinstance(message.get("error", ""), str):
+        raise ValueError("an error without words")
+    if "error" not in message and not all(isinstance(message.get(name, ...), kind) for name, kind in _ANSWER.items()):
+        raise ValueError("half an answer")
+    return message

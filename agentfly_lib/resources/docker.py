@@ -6,9 +6,10 @@
 
 A container has no network unless one is named, a read-only root, no capabilities and no way to get any, a user without
 privileges, a private `/workspace`, `/tmp` and `/dev/shm` of limited size in memory, and limits of memory, processor and
-processes that the kernel keeps. It bears its owner's labels before it starts. The first process below `docker-init` is
-our keeper, which ends every command whole at its limit, and ends itself, and with it the container, when the connection
-to it does: a killed run leaves no running container of this kind. What is left is removed by the next start of the run.
+processes that the kernel keeps. It bears its owner's labels before it starts. Its first process is our keeper, which
+nothing inside can end or speak for; it ends every command whole at its limit, and ends itself, and with it the
+container, when the connection to it does: a killed run leaves no running container of this kind. What is left is
+removed by the next start of the run.
 
 An image needs a Python of 3.9 or later for the keeper; any image can be a service (`command`) that runs no commands.
 """
@@ -65,7 +66,7 @@ class ContainerSpec:
     """Of all processes and files in memory together, without swap; one that wants more is killed."""
     cpus: float = 1.0
     processes: int = 64
-    """Processes and threads of the container together; two are the container's own."""
+    """Processes and threads of the container together; one is the container's own, and two are a service's."""
     disk_mib: int = 64
     """Size of `/workspace`, of `/tmp` and of `/dev/shm`, each. They are in memory, and count as such."""
     file_mib: int = 32
@@ -321,7 +322,8 @@ def _settings(engine: DockerEngine, spec: ContainerSpec, labels: dict[str, str])
         "entrypoint": [""],
         "command": list(spec.command) if spec.command is not None else _keeper_command(spec),
         "stdin_open": not service,
-        "init": True,
+        # A service need not bury orphans, so something has to. A keeper does, and no other process may hold its pipes.
+        "init": service,
         "read_only": spec.read_only,
         "tmpfs": {WORKSPACE: private, "/tmp": private},  # noqa: S108  the container's own
         "shm_size": spec.disk_mib * _MIB,
@@ -359,6 +361,7 @@ def _keeper_command(spec: ContainerSpec) -> list[str]:
         "environment": None,
         "folder": spec.folder,
         "life_seconds": None if spec.command is not None else spec.life_seconds,
+        "dies_with_parent": False,
     }
     assert spec.python is not None
     return [spec.python, "-I", "-S", "-c", _program(), json.dumps(settings)]

@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ _LIMITS = {"MemoryLimit": "memory", "PidsLimit": "pids", "CpuCfsQuota": "cpu"}
 Value = TypeVar("Value")
 
 
+class _SilentError(InfrastructureError):
+    """The engine does not answer at all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
     """A container that bears our labels."""
@@ -57,6 +62,7 @@ class DockerEngine:
         self._own: set[str] = set()
         self._unburied: set[str] = set()
         self._reaped: set[str] = set()
+        self._reaping = threading.Lock()
         atexit.register(self._bury_all)
 
     async def call(
@@ -124,14 +130,20 @@ class DockerEngine:
         ]
 
     def reap_once(self, run: str) -> None:
-        """Removes what earlier processes of `run` have left, the first time it is called for it; blocking."""
-        if run in self._reaped:
-            return
-        self._reaped.add(run)
-        for container in self.left():
-            if container.owner.run == run and container.owner.gone:
-                logger.info("removing %s, which a process of this run has left", container.name)
-                self.remove(container.id)
+        """Removes what earlier processes of `run` have left, unless that was done for it already; blocking."""
+        with self._reaping:
+            if run in self._reaped:
+                return
+            for container in self.left():
+                if container.owner.run == run and container.owner.gone:
+                    logger.info("removing %s, which a process of this run has left", container.name)
+                    try:
+                        self.remove(container.id)
+                    except _SilentError:
+                        raise
+                    except InfrastructureError as error:  # tried again with the next that is removed
+                        logger.warning("%s stays for now: %s", container.name, error)
+            self._reaped.add(run)
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -149,9 +161,7 @@ class DockerEngine:
                 said = f"it is out of disk space ({said}); free some, `docker system prune` is a beginning"
             raise InfrastructureError(f"the Docker engine at {self.address}: {said}", where=WHERE) from error
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
-            raise InfrastructureError(
-                f"the Docker engine at {self.address} does not answer: {error}", where=WHERE
-            ) from error
+            raise _SilentError(f"the Docker engine at {self.address} does not answer: {error}", where=WHERE) from error
 
     def check_limits(self) -> None:
         """Raises `SandboxUnavailableError` if this engine would ignore a limit; blocking."""
@@ -171,8 +181,12 @@ class DockerEngine:
 
     def _bury_all(self) -> None:
         for identity in list(self._own):
-            with contextlib.suppress(AgentFlyError):
+            try:
                 self.remove(identity)
+            except _SilentError:  # it would be waited for again with each; the run's next start removes them
+                return
+            except AgentFlyError as error:
+                logger.warning("a container was left behind: %s", error)
 
 
 def docker_engine() -> DockerEngine:

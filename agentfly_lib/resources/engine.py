@@ -22,6 +22,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
 from agentfly_lib.errors import InfrastructureError
+from agentfly_lib.resources.closing import CLOSE_SECONDS, close_within
 from agentfly_lib.resources.owner import owned_by
 from agentfly_lib.resources.pool import Loan, Pool, PoolCounts
 from agentfly_lib.resources.spec import AnySpec, PooledSpec, PoolScope
@@ -84,7 +85,10 @@ class ResourceEngine:
                 await self._unused(key, holding)
 
     async def aclose(self) -> None:
-        """Closes everything, also what is still lent. A second call does nothing."""
+        """Closes everything, also what is still lent, in bounded time. Never raises what a resource raises.
+
+        A second call does nothing.
+        """
         self._closed = True
         held, self._held = list(self._held.values()), {}
         await _undisturbed(self._close(held))
@@ -210,7 +214,7 @@ class ResourceEngine:
         self._longest_wait = max(self._longest_wait, seconds)
 
     async def _close(self, held: list[_Holding]) -> None:
-        await asyncio.gather(*(holding.close() for holding in held))
+        await asyncio.gather(*(close_within(CLOSE_SECONDS, holding.close(), "what was still lent") for holding in held))
         await asyncio.gather(*(pool.aclose() for pool in self._pools.values()))
 
 

@@ -1,15 +1,16 @@
 """The first process of a sandbox: starts commands inside it, bounds them, and ends them whole.
 
 A program of its own (standard library only; run as `python -I -S keeper.py`, or from its text with `-c`), because it
-works on the other side of the wall; Python 3.9 is enough for it. Behind bubblewrap it is process 1 of its namespace:
-nothing inside can kill it, and when it ends the kernel ends all others. In a container it stands below `docker-init`,
-or beside the container's own service; orphans of what it started come to it. Nothing can trace it.
+works on the other side of the wall; Python 3.9 is enough for it. It is process 1 of its namespace: nothing inside can
+kill it, nobody else holds the ends of its pipes, and when it ends the kernel ends all others. Only beside a container's
+own service it is not; there, too, orphans of what it started come to it. Nothing can trace it.
 
 Frames on stdin and stdout: 4 bytes of length, big endian, then JSON. The first frame out is `{"ready": true}`; then
 
     {"id", "op": "run", "argv", "stdin", "seconds", "max_bytes"}                 a command, until it exits
     {"id", "op": "ask", "session", "argv", "message", "seconds", "max_bytes"}    one line to a process that stays, which
                                                                                  reads fd 3 and answers a line on fd 4
+    {"id", "op": "quiet"}                                                        ends everything, and leaves the files
     {"id", "op": "cancel", "target"}
     -> {"id", "stdout", "stderr", "cut_stdout", "cut_stderr", "exit", "timed_out", "reply", "fresh"} or {"id", "error"}
 
@@ -112,6 +113,8 @@ class Keeper:
             os.set_inheritable(descriptor, False)
         signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        life = settings["life_seconds"]
+        self.end_of_life = None if life is None else time.monotonic() + life
 
     def serve(self) -> NoReturn:
         os.set_blocking(0, False)
@@ -129,6 +132,7 @@ class Keeper:
 
     def patience(self) -> float | None:
         deadlines = [child.deadline for child in self.children.values() if child.request]
+        deadlines += [self.end_of_life] if self.end_of_life is not None else []
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def read_wake(self) -> None:
@@ -155,6 +159,9 @@ class Keeper:
             for child in list(self.children.values()):
                 if child.request and child.request["id"] == request["target"]:
                     self.end(child)
+            return
+        if request["op"] == "quiet":
+            send(answer_of(request["id"], code=0) if self.quieten() else {"id": request["id"], "error": "it goes on"})
             return
         try:
             child = self.session(request) if request["op"] == "ask" else self.start(request)
@@ -277,6 +284,8 @@ class Keeper:
 
     def expire(self) -> None:
         now = time.monotonic()
+        if self.end_of_life is not None and self.end_of_life <= now:
+            os._exit(0)  # a signal would not end the first process of a namespace
         for child in list(self.children.values()):
             if child.request and child.deadline <= now:
                 self.end(child, timed_out=True)
@@ -287,6 +296,21 @@ class Keeper:
         self.kill({child.pid})
         self.finish(child, timed_out=timed_out, code=-signal.SIGKILL)
         self.forget(child)
+
+    def quieten(self) -> bool:
+        """Ends everything but us, at one instant; False if that cannot be, as beside a service."""
+        if self.pid != 1:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        deadline = time.monotonic() + 5.0
+        while any(name.isdigit() and name != "1" for name in os.listdir("/proc")):
+            if time.monotonic() > deadline:
+                return False
+            self.reap()
+            time.sleep(0.001)
+        self.reap()
+        return True
 
     def kill(self, roots: set[int]) -> None:
         """Ends these processes, what belongs to them, and orphans."""
@@ -335,18 +359,8 @@ class Keeper:
         for pipe in child.outputs:
             pipe.drain()
         out, err = child.outputs
-        answer = {
-            "id": request["id"],
-            "stdout": out.text(),
-            "stderr": err.text(),
-            "cut_stdout": out.cut,
-            "cut_stderr": err.cut,
-            "exit": code,
-            "timed_out": timed_out,
-            "reply": reply,
-            "fresh": child.fresh,
-        }
-        send(answer)
+        more = {"timed_out": timed_out, "reply": reply, "fresh": child.fresh}
+        send(answer_of(request["id"], code=code, out=out, err=err, **more))
 
     def forget(self, child: Child) -> None:
         for name in [name for name, session in self.sessions.items() if session is child]:
@@ -356,6 +370,23 @@ class Keeper:
                 with contextlib.suppress(KeyError):
                     self.selector.unregister(descriptor)
                 os.close(descriptor)
+
+
+def answer_of(
+    number: int, *, code: int | None, out: Pipe | None = None, err: Pipe | None = None, **more: Any
+) -> dict[str, Any]:
+    return {
+        "id": number,
+        "stdout": out.text() if out else "",
+        "stderr": err.text() if err else "",
+        "cut_stdout": out.cut if out else 0,
+        "cut_stderr": err.cut if err else 0,
+        "exit": code,
+        "timed_out": False,
+        "reply": None,
+        "fresh": True,
+        **more,
+    }
 
 
 def send(message: dict[str, Any]) -> None:
@@ -375,9 +406,9 @@ def confine(settings: dict[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(settings["uid"], settings["uid"], settings["uid"])
         os.setresuid(settings["uid"], settings["uid"], settings["uid"])
-    if os.getpid() == 1:
+    if settings["dies_with_parent"]:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user has cleared it
-    else:
+    if os.getpid() != 1:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody inside can trace us or open our pipes
@@ -388,8 +419,6 @@ def confine(settings: dict[str, Any]) -> None:
     limit(resource.RLIMIT_MEMLOCK, 0)
     limit(resource.RLIMIT_MSGQUEUE, 0)
     limit(resource.RLIMIT_NPROC, settings["processes"])
-    if settings["life_seconds"] is not None:
-        signal.alarm(settings["life_seconds"])  # and it ends, with all that is inside
 
 
 def limit(kind: int, value: int | None) -> None:

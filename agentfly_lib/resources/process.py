@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -142,35 +143,28 @@ class _Box:
     async def start(cls, spec: ProcessSpec) -> _Box:
         program = _bubblewrap()
         uid = _private_uid()
-        with contextlib.ExitStack() as files:
+        with contextlib.ExitStack() as files, contextlib.ExitStack() as undo:
             filtered = files.enter_context(_in_memory(_filter()))
             name = f"sandbox:x:{65534 if uid is None else uid}:{65534 if uid is None else uid}"
             users = files.enter_context(_in_memory(f"{name}::{WORKSPACE}:/bin/sh\n".encode()))
             information, told = os.pipe()
             files.callback(os.close, told)
-            group = await asyncio.to_thread(
-                ControlGroup.make,
-                memory_bytes=(spec.memory_mib + 3 * spec.disk_mib) * _MIB,
-                processes=spec.processes + _OUR_PROCESSES,
-                cpus=spec.cpus,
+            undo.callback(os.close, information)
+            group = await _control_group(spec)
+            if group is not None:
+                undo.callback(_remove_soon, group)
+            process = await asyncio.create_subprocess_exec(
+                *_joining(group),
+                program,
+                *("--info-fd", str(told)),
+                *_arguments(spec, uid, filtered, users),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=[filtered, users, told],
+                start_new_session=True,
             )
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *_joining(group),
-                    program,
-                    *("--info-fd", str(told)),
-                    *_arguments(spec, uid, filtered, users),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    pass_fds=[filtered, users, told],
-                    start_new_session=True,
-                )
-            except BaseException:
-                os.close(information)
-                if group is not None:
-                    group.remove()
-                raise
+            undo.pop_all()
         box = cls(process, information, group)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -248,6 +242,32 @@ class _Box:
             self._complaints.append(data.decode("utf-8", "replace"))
 
 
+async def _control_group(spec: ProcessSpec) -> ControlGroup | None:
+    """Made in a thread; one that is made after the caller was cancelled is removed again."""
+    make = functools.partial(
+        ControlGroup.make,
+        memory_bytes=(spec.memory_mib + 3 * spec.disk_mib) * _MIB,
+        processes=spec.processes + _OUR_PROCESSES,
+        cpus=spec.cpus,
+    )
+    making = asyncio.get_running_loop().run_in_executor(None, make)
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(_remove_made)
+        raise
+
+
+def _remove_made(made: asyncio.Future[ControlGroup | None]) -> None:
+    if not made.cancelled() and made.exception() is None and (group := made.result()) is not None:
+        _remove_soon(group)
+
+
+def _remove_soon(group: ControlGroup) -> None:
+    """In a thread: it may wait for what is still inside."""
+    asyncio.get_running_loop().run_in_executor(None, group.remove)
+
+
 def _joining(group: ControlGroup | None) -> list[str]:
     """A command before the sandbox's own that puts itself, and so all that it becomes and starts, into the group."""
     if group is None:
@@ -309,6 +329,7 @@ def _arguments(spec: ProcessSpec, uid: int | None, filtered: int, users: int) ->
         "environment": dict(spec.environment),
         "folder": WORKSPACE,
         "life_seconds": None,
+        "dies_with_parent": True,
     }
     return [
         *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),

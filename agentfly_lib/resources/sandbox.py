@@ -20,6 +20,7 @@ __all__ = ["WORKSPACE", "Box", "Sandbox"]
 
 WORKSPACE = "/workspace"
 """Where commands start, and the home directory inside."""
+_QUIET_SECONDS = 10.0
 
 
 class Box(Protocol):
@@ -90,6 +91,10 @@ class Sandbox(ABC):
             "max_bytes": max_bytes,
         }
         return await self._ask(request, seconds)
+
+    async def quieten(self) -> None:
+        """Ends all that runs in it; its files stay. Raises `SandboxError` if that cannot be, as beside a service."""
+        await self._ask({"op": "quiet"}, _QUIET_SECONDS)
 
     async def copy_in(self, source: Path, target: str = WORKSPACE) -> None:
         """Copies a file, or what is in a folder, of this machine into the folder `target` of the sandbox.

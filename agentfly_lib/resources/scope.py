@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
-import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from time import perf_counter
 from typing import Any
 
+from agentfly_lib.resources.closing import CLOSE_SECONDS, close_within
 from agentfly_lib.resources.engine import ResourceEngine
 from agentfly_lib.resources.spec import AnySpec
 
-__all__ = ["CLOSE_SECONDS", "ResourceScope"]
+__all__ = ["ResourceScope"]
 
-logger = logging.getLogger(__name__)
-
-CLOSE_SECONDS = 30.0
-"""Limit for closing all that a scope holds."""
-
+_OVERDUE_SHARE = 0.1
+"""Of the time for closing, what each that is left gets when it is over."""
 
 _scopes = itertools.count()
 
@@ -36,7 +33,7 @@ class ResourceScope:
         """Seconds in which resources of this scope were waited for, each by itself."""
         self._engine = engine
         self._name = f"{trajectory} ({next(_scopes)})"  # another try of a trajectory shares nothing with this one
-        self._stack = AsyncExitStack()
+        self._closers: list[Callable[[], Awaitable[object]]] = []
         self._opening: dict[AnySpec, asyncio.Future[Any]] = {}
         self._used = False
         self._closed = False
@@ -63,12 +60,12 @@ class ResourceScope:
         if self._closed:
             raise RuntimeError("the trajectory has ended already")
         self._used = True
-        self._stack.push_async_callback(closer)
+        self._closers.append(closer)
 
     async def aclose(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Closes everything, within `seconds`. Never raises what a resource raises. A second call does nothing.
+        """Closes everything, within `seconds`; what is left then gets a tenth of them each. A second call does nothing.
 
-        If the caller is cancelled meanwhile, closing goes on by itself.
+        Never raises what a resource raises. If the caller is cancelled meanwhile, closing goes on by itself.
         """
         if self._closed:
             return
@@ -79,24 +76,28 @@ class ResourceScope:
     async def _open(self, spec: AnySpec) -> Any:
         if self._engine is None:
             self._engine = ResourceEngine()
-            self._stack.push_async_exit(self._engine)
+            self._closers.append(self._engine.aclose)
         started = perf_counter()
         try:
-            return await self._stack.enter_async_context(self._engine.lease(spec, trajectory=self._name))
+            lease = self._engine.lease(spec, trajectory=self._name)
+            resource = await lease.__aenter__()
+            self._closers.append(functools.partial(lease.__aexit__, None, None, None))
+            return resource
         finally:
             self.waited += perf_counter() - started
 
     async def _close(self, seconds: float) -> None:
+        clock = asyncio.get_running_loop()
+        deadline = clock.time() + seconds
         opening = [future for future in self._opening.values() if not future.done()]
         for future in opening:
             future.cancel()
-        try:
-            async with asyncio.timeout(seconds):
-                if opening:
-                    await asyncio.wait(opening)
-                await self._stack.aclose()
-        except TimeoutError:
-            logger.warning("closing what a trajectory held took more than %g s and was given up", seconds)
-        except Exception:
-            # The trajectory is over and its result stands; what a resource does at its end must not change that.
-            logger.exception("closing what a trajectory held failed")
+        if opening:
+            await asyncio.wait(opening, timeout=seconds)
+        while self._closers:
+            left = max(deadline - clock.time(), seconds * _OVERDUE_SHARE)
+            await close_within(left, _called(self._closers.pop()), f"what trajectory {self._name} held")
+
+
+async def _called(closer: Callable[[], Awaitable[object]]) -> None:
+    await closer()

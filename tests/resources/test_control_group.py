@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from agentfly_lib.resources import ProcessSpec, control_group, open_process
+from agentfly_lib.resources import process as process_module
 from agentfly_lib.resources.control_group import ControlGroup, left_groups
 from agentfly_lib.resources.leftovers import find, reap
 from agentfly_lib.resources.owner import Owner, this_owner
@@ -119,3 +121,29 @@ class TestOwner:
 
 def _fields(owner: Owner) -> dict[str, object]:
     return {name: getattr(owner, name) for name in Owner.__slots__}
+
+
+async def test_one_that_is_made_after_its_caller_was_cancelled_is_removed(monkeypatch):
+    begun, go_on, removed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow:
+        @staticmethod
+        def make(**_: object) -> Slow:
+            begun.set()
+            assert go_on.wait(10)
+            return Slow()
+
+        def remove(self) -> None:
+            removed.set()
+
+    monkeypatch.setattr(process_module, "_bubblewrap", lambda: "bwrap")
+    monkeypatch.setattr(process_module, "ControlGroup", Slow)
+    open_before = len(os.listdir("/proc/self/fd"))
+    starting = asyncio.ensure_future(ProcessSpec().create())
+    await asyncio.to_thread(begun.wait, 10)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    go_on.set()
+    assert await asyncio.to_thread(removed.wait, 10)
+    assert len(os.listdir("/proc/self/fd")) == open_before

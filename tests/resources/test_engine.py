@@ -378,6 +378,35 @@ class TestEnds:
 
         run(story())
 
+    def test_own_ones_that_fail_or_hang_at_their_end_cost_no_pool_its_end(self, caplog):
+        @dataclass(frozen=True)
+        class Own:
+            hangs: bool
+
+            def check(self) -> None: ...
+
+            @asynccontextmanager
+            async def open(self) -> AsyncIterator[str]:
+                yield "own"
+                if self.hangs:
+                    await asyncio.Event().wait()
+                raise OSError("the server is gone")
+
+        async def story():
+            world = World()
+            engine = ResourceEngine()
+            async with AsyncExitStack() as stack:
+                for spec in (FakeSpec(world), Own(hangs=False), Own(hangs=True)):
+                    await stack.enter_async_context(engine.lease(spec, trajectory="a"))
+                await engine.aclose()
+                assert asyncio.get_running_loop().time() == 30
+                assert [fake.closed for fake in world.made] == [True]
+                stack.pop_all()  # its trajectory never ends
+
+        run(story())
+        assert "the server is gone" in caplog.text
+        assert "was given up" in caplog.text
+
     def test_idle_ones_are_closed_after_a_while_and_warm_ones_stay(self):
         async def story():
             world = World()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from agentfly_lib.resources import ProcessSpec, ResourceScope, ResourceSpec
+from benchmarks import virtual_time
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,32 @@ async def test_one_that_hangs_is_given_up_and_the_others_close(caplog):
     await scope.aclose(seconds=0.01)
     assert log == ["open a", "open b", "close a"]
     assert "given up" in caplog.text
+
+
+def test_any_number_that_hang_are_given_up_in_bounded_time_also_one_that_does_not_heed_it():
+    async def story():
+        log: list[str] = []
+        scope = ResourceScope()
+        await scope.get(Spec("a", log))
+
+        async def stubborn() -> None:
+            while True:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(1e6)
+                    return
+
+        async def hangs() -> None:
+            await asyncio.Event().wait()
+
+        for _ in range(2):
+            scope.at_end(stubborn)
+            scope.at_end(hangs)
+        await scope.aclose(seconds=30)
+        assert asyncio.get_running_loop().time() == pytest.approx(30 + 3 * 3)
+        assert log == ["open a", "close a"]
+        await asyncio.sleep(2e6)  # their ends
+
+    virtual_time.run(story())
 
 
 async def test_closing_goes_on_when_its_caller_is_cancelled():
