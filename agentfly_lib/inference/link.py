@@ -60,6 +60,7 @@ class EngineLink:
         self._client = uuid4().hex
         self._outbox: list[tuple[int, PackedRequest, bool]] = []
         self._given_up: list[int] = []
+        self._handing_over = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[None] | None = None
         self._ended = False
@@ -81,10 +82,12 @@ class EngineLink:
             self._given_up.append(key)
 
     def _hand_over_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._outbox and not self._given_up:
+        if not self._handing_over:
+            self._handing_over = True
             loop.call_soon(self._hand_over, loop)
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._handing_over = False
         requests, self._outbox = self._outbox, []
         given_up, self._given_up = self._given_up, []
         task = loop.create_task(self._submit(requests, given_up))
@@ -96,6 +99,7 @@ class EngineLink:
             async with asyncio.timeout(GONE_SECONDS):
                 await self.actor.submit.remote(self._client, requests, given_up)
         except Exception as error:  # noqa: BLE001 - whatever Ray raises, the requests were not taken
+            self._given_up += given_up  # told with whatever goes to the engine next
             self._failed(error, [key for key, _, _ in requests])
 
     async def _listen(self) -> None:
@@ -146,7 +150,8 @@ class EngineLink:
                 f"engine {self.name!r} could not be asked: {_first_line(error)}", where="generate"
             )
             refused.__cause__ = error
-            self.owed.difference_update(keys)
+            for key in keys:  # it may have them all the same, and would sample them to their ends
+                self.give_up(key)
             self._listener.on_refused(self.name, keys, refused)
             return
         gone.__cause__ = error

@@ -316,6 +316,28 @@ def test_who_gives_up_lets_the_engine_stop(world):
     world(lambda: {"a": FakeEngine(), "b": FakeEngine()}, scene)
 
 
+def test_what_an_engine_out_of_reach_for_a_moment_had_begun_is_given_up_there(world):
+    from ray.exceptions import ActorUnavailableError
+
+    async def scene(client, engines):
+        (engine,) = engines.values()
+        waiting = [asyncio.ensure_future(client.generate(request(seed))) for seed in range(3)]
+        await until(lambda: len(engine.asked) == 3)
+        waiting[0].cancel()
+        engine.error = ActorUnavailableError("the network hiccups", None)
+        await engine.stir()
+        outcomes = await asyncio.gather(*waiting[1:], return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {InfrastructureError}
+        await asyncio.sleep(1)
+        assert engine.given_up == [], "nothing reached it"
+
+        engine.error, engine.answers = None, lambda key: [generation()]
+        assert (await client.generate(request(9))).token_ids == SAMPLED
+        assert sorted(engine.given_up) == [0, 1, 2]
+
+    world(lambda: {"a": FakeEngine()}, scene)
+
+
 def test_an_engine_that_is_missing_from_the_start_is_a_loss_and_none_at_all_an_error(world):
     async def scene(client, engines):
         assert client.names == ("b",)
