@@ -3,6 +3,7 @@
 The engine decodes all its running sequences one token per step; a step of k sequences takes `base + slope * k` seconds,
 and at most `slots` run at the same time, by priority and then first come first served, as vLLM does it. A script
 decides beforehand how many tokens each turn has and how long each tool call takes, so all schedules do the same work.
+An engine that may look into the script shows what knowing every length would be worth.
 """
 
 from __future__ import annotations
@@ -93,9 +94,18 @@ class SimulatedEngine:
     """A `Generate` that follows a script. Use as an asynchronous context: its loop runs inside."""
 
     def __init__(
-        self, script: Script, format: ChatFormat, *, slots: int = 128, base: float = 0.02, slope: float = 0.00002
+        self,
+        script: Script,
+        format: ChatFormat,
+        *,
+        slots: int = 128,
+        base: float = 0.02,
+        slope: float = 0.00002,
+        longest_first: bool = False,
     ) -> None:
+        """longest_first: who has most ahead goes first, by the script, instead of by the priority of requests."""
         self.slots = slots
+        self._longest_first = longest_first
         self._base = base
         self._slope = slope
         self._script = script
@@ -112,7 +122,7 @@ class SimulatedEngine:
             for row in script.delays
         ]
         self._turn: dict[int, int] = {}
-        self._waiting: list[tuple[int, int, _Running]] = []
+        self._waiting: list[tuple[float, int, _Running]] = []
         self._arrivals = itertools.count()
         self._stirred = asyncio.Event()
 
@@ -137,12 +147,18 @@ class SimulatedEngine:
         self._turn[chain] = turn + 1
         token_ids = self._tokens(chain, turn, request.stop_token_ids[0])
         running = _Running(request, token_ids, asyncio.get_running_loop().create_future())
-        heapq.heappush(self._waiting, (request.priority, next(self._arrivals), running))
+        order = -self._left(chain, turn) if self._longest_first else request.priority
+        heapq.heappush(self._waiting, (order, next(self._arrivals), running))
         self._stirred.set()
         await running.future
         return Generation(
             token_ids=token_ids, logprobs=[-1.0] * len(token_ids), finish=FinishReason.STOP, policy_version=0
         )
+
+    def _left(self, chain: int, turn: int) -> float:
+        """Seconds that a chain needs from this turn on, with nobody beside it."""
+        script = self._script
+        return float(script.lengths[chain, turn:].sum() * self.step(1) + script.delays[chain, turn:].sum())
 
     def _tokens(self, chain: int, turn: int, stop: int) -> list[int]:
         length, calls = int(self._script.lengths[chain, turn]), self._calls[chain]
