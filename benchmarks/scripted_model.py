@@ -1,12 +1,13 @@
 """A policy that is scripted token by token, in the weights themselves: every engine that runs it samples the same.
 
 The network is an ordinary small Qwen2 that computes everything it always computes; only its attention and MLP outputs
-are multiplied by zero, so that the next token depends on the last one alone. Every turn is `TURN_TOKENS` tokens long:
-words, one token that stands for a whole tool call, the end of the turn.
+are multiplied by zero, so that the next token depends on the last one alone. Every turn is equally long: words, one
+token that stands for a whole tool call, the end of the turn.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = ["CALL", "TOOL", "TURN_TOKENS", "make_scripted_model"]
@@ -17,8 +18,18 @@ TURN_TOKENS = 78
 _SHARPNESS = 40.0
 
 
-def make_scripted_model(directory: Path, *, chat_template: str | None = None) -> Path:
-    """Writes a model directory (safetensors, tokenizer, chat template) and returns it."""
+def make_scripted_model(
+    directory: Path,
+    *,
+    chat_template: str | None = None,
+    turn_tokens: int = TURN_TOKENS,
+    network: Mapping[str, int] | None = None,
+    dtype: str = "float32",
+) -> Path:
+    """Writes a model directory (safetensors, tokenizer, chat template) and returns it.
+
+    network: keys of `Qwen2Config` that make it another size than the demo's model.
+    """
     import torch
     from transformers import AddedToken, AutoTokenizer, Qwen2ForCausalLM
 
@@ -26,13 +37,14 @@ def make_scripted_model(directory: Path, *, chat_template: str | None = None) ->
     from agentfly_lib.models.tiny import ensure_tiny, network_config
 
     tokenizer = AutoTokenizer.from_pretrained(ensure_tiny(TinyModelConfig()).path)
-    words = [f" word{number}" for number in range(TURN_TOKENS - 2)]
+    words = [f" word{number}" for number in range(turn_tokens - 2)]
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (*words, CALL)])
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     script = [tokenizer.convert_tokens_to_ids(text) for text in (*words, CALL, "<|im_end|>")]
 
     config = network_config(tokenizer)
+    config.update(dict(network or {}))
     config.tie_word_embeddings = False
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config)
@@ -49,6 +61,6 @@ def make_scripted_model(directory: Path, *, chat_template: str | None = None) ->
         for place, token in enumerate(script[:-1]):
             embedding[token] = directions[place]
             head[script[place + 1]] = directions[place] * _SHARPNESS
-    model.save_pretrained(directory)
+    model.to(getattr(torch, dtype)).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

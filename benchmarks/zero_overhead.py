@@ -15,7 +15,6 @@ from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-import numpy as np
 import torch
 
 from agentfly_lib.configs import RunConfig, TinyModelConfig
@@ -25,14 +24,14 @@ from agentfly_lib.training.packing import plan_step
 from agentfly_lib.training.policy import PolicyModule, load_policy
 from agentfly_lib.training.samples import build_samples
 from agentfly_lib.training.update import StepUpdate
-from agentfly_lib.types import Problem, Segment, StopReason, Trajectory, TrajectoryGroup
+from agentfly_lib.types import TrajectoryGroup
 from benchmarks.report import Finding, show
+from benchmarks.scored_rollouts import scored_groups
 from benchmarks.timing import interleaved
 
 __all__ = ["main"]
 
 GROUPS, CHAINS = 8, 8
-TURNS = 5
 
 
 class PlainEngine:
@@ -79,7 +78,8 @@ def main() -> bool:
     torch.set_num_threads(1)
     join_process_group(rank=0, world=1, address="127.0.0.1", port=0, device=torch.device("cpu"))
     path = ensure_tiny(TinyModelConfig()).path
-    groups = _groups(vocabulary=int(load_policy(path, torch.float32).config.vocab_size))
+    vocabulary = int(load_policy(path, torch.float32).config.vocab_size)
+    groups = scored_groups(GROUPS, CHAINS, shortest=60, longest=120, vocabulary=vocabulary)
 
     def contestant(zero_stage: int | None) -> Callable[[], Any]:
         config = _config(zero_stage or 0)
@@ -132,37 +132,6 @@ def _update(engine: Any, config: RunConfig, groups: list[TrajectoryGroup]) -> Si
     plan = plan_step(built.samples, minibatches=2, world=1, microbatch_tokens=config.learner.microbatch_tokens)
     work = StepUpdate(engine=engine, reference=None, config=config, rank=0, world=1, nonfinite_in_row=0)
     return SimpleNamespace(result=work.run(built, plan, step=0))
-
-
-def _groups(*, vocabulary: int) -> list[TrajectoryGroup]:
-    rng = np.random.default_rng(0)
-    made = []
-    for number in range(GROUPS):
-        name = f"g{number}"
-        members = []
-        for chain in range(CHAINS):
-            length = int(rng.integers(60, 120))
-            mask = np.arange(length) % TURNS >= 3
-            logprobs = rng.normal(-2, 0.3, length).astype(np.float32)
-            segment = Segment(
-                token_ids=rng.integers(0, vocabulary, length).astype(np.int32),
-                loss_mask=mask,
-                logprobs=np.where(mask, logprobs, np.float32(np.nan)),
-                turns=(),
-            )
-            members.append(
-                Trajectory(
-                    id=f"{name}/{chain}",
-                    problem_id=name,
-                    group_id=name,
-                    chain=chain,
-                    segments=(segment,),
-                    reward=float(chain % 2),
-                    stop=StopReason.FINISHED,
-                )
-            )
-        made.append(TrajectoryGroup(id=name, problem=Problem(id=name, messages=()), trajectories=tuple(members)))
-    return made
 
 
 if __name__ == "__main__":
