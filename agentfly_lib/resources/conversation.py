@@ -47,6 +47,10 @@ class Completed:
     """A session that had not been asked before."""
 
 
+class Nonsense(ValueError):
+    """No frame of a keeper."""
+
+
 class Silent(SandboxError):
     """A sandbox that gave no answer in time; it is to be ended."""
 
@@ -101,14 +105,14 @@ class Conversation:
         while len(self._incoming) >= 4:
             (length,) = struct.unpack_from(">I", self._incoming)
             if length > _MAX_FRAME:
-                raise ValueError(f"a frame of {length} bytes")
+                raise Nonsense(f"a frame of {length} bytes")
             if len(self._incoming) < 4 + length:
                 return
             message = _message(bytes(self._incoming[4 : 4 + length]))
             del self._incoming[: 4 + length]
             if "ready" in message:
                 if self.ready.done():
-                    raise ValueError("a second greeting")
+                    raise Nonsense("a second greeting")
                 self._on_ready()
                 self.ready.set_result(None)
             elif (answer := self._waiting.get(message["id"])) is not None and not answer.done():
@@ -135,15 +139,15 @@ def _message(data: bytes) -> dict[str, Any]:
     try:
         message = json.loads(data)
     except RecursionError as error:
-        raise ValueError("a frame that nests too deeply") from error
+        raise Nonsense("a frame that nests too deeply") from error
     if not isinstance(message, dict):
-        raise ValueError("a frame that is no object")
+        raise Nonsense("a frame that is no object")
     if message == {"ready": True}:
         return message
     if not isinstance(message.get("id"), int):
-        raise ValueError("an answer to nothing")
+        raise Nonsense("an answer to nothing")
     if not isinstance(message.get("error", ""), str):
-        raise ValueError("an error without words")
+        raise Nonsense("an error without words")
     if "error" not in message and not all(isinstance(message.get(name, ...), kind) for name, kind in _ANSWER.items()):
-        raise ValueError("half an answer")
+        raise Nonsense("half an answer")
     return message

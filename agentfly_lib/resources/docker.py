@@ -60,6 +60,8 @@ class ContainerSpec:
     image: str
     build: str | None = None
     """A folder with a Dockerfile, from which `image` is built when it is missing or the folder has changed."""
+    pull: bool = True
+    """An image that is not there is asked for where its name says; ours never are, as nobody publishes them."""
     command: tuple[str, ...] | None = None
     """A service, which runs for as long as the container. None: nothing but the commands that `run` is given."""
     memory_mib: int = 512
@@ -117,7 +119,8 @@ class ContainerSpec:
 
     def prepare(self, progress: Callable[[ImageProgress], None] | None = None) -> None:
         """Has the image at hand; blocking. progress: told how a pull or a build goes, the log by default."""
-        ensure_image(docker_engine(), self.image, build=self.build, progress=progress or log_progress())
+        tell = progress or log_progress()
+        ensure_image(docker_engine(), self.image, build=self.build, pull=self.pull, progress=tell)
 
     async def create(self) -> Container:
         """A container that runs. Raises `InfrastructureError` if the engine is absent, full or broken."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _CONTEXT = f"{LABEL}.context"
 """Label of a built image: the hash of what it was built from."""
+_OURS = re.compile(r"(docker\.io/)?(library/)?agentfly[-/]")
 _one_at_a_time = threading.Lock()
 
 
@@ -38,9 +40,16 @@ class ImageProgress:
 
 
 def ensure_image(
-    engine: DockerEngine, image: str, *, build: str | None = None, progress: Callable[[ImageProgress], None]
+    engine: DockerEngine,
+    image: str,
+    *,
+    build: str | None = None,
+    pull: bool = True,
+    progress: Callable[[ImageProgress], None],
 ) -> None:
     """Has `image` at hand: found; or built from the folder `build`, also if that has changed since; or pulled.
+
+    One of ours (`agentfly-...`, `agentfly/...`) is never pulled: nobody publishes those, so that anybody could.
 
     Raises `SandboxUnavailableError` if it cannot be had, `InfrastructureError` if the engine fails.
     """
@@ -57,6 +66,10 @@ def ensure_image(
             pass
         if build is not None and context is not None:
             _build(engine, image, build, context, progress)
+        elif _OURS.match(image):
+            raise SandboxUnavailableError(f"image {image} is not here: build it, as the head of its Dockerfile says")
+        elif not pull:
+            raise SandboxUnavailableError(f"image {image} is not here, and nothing that you wrote allows to pull it")
         else:
             _pull(engine, image, progress)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import io
 import json
@@ -12,8 +13,11 @@ import unittest
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
+from unittest.mock import patch as patched
 
 import pytest
+from _pytest.config.findpaths import CONFIG_LOADERS_BY_NAME
 
 from agentfly_lib.envs.environment import Environment
 from agentfly_lib.envs.swe import KIND, Swe, SweSettings
@@ -26,10 +30,12 @@ from agentfly_lib.envs.swe.actions import (
     run_shell,
     submit,
 )
+from agentfly_lib.envs.swe.inside_program import Refused, apply, is_protected
 from agentfly_lib.envs.swe.sample import SampleProblem, sample_problems
-from agentfly_lib.envs.swe.scoring import outcomes_of
-from agentfly_lib.envs.swe.tasks import check, problems
-from agentfly_lib.errors import AgentFlyError, ConfigError, DataError, UserError
+from agentfly_lib.envs.swe.scoring import MAX_WORK_BYTES, outcomes_of, work_done
+from agentfly_lib.envs.swe.tasks import PROTECTED, archive_of, check, problems, read_problem
+from agentfly_lib.envs.swe.workspace import Answer, Workspace
+from agentfly_lib.errors import AgentFlyError, ConfigError, DataError, SandboxError, UserError
 
 CLAMP = sample_problems("train")[0].row()
 SAMPLES = [*sample_problems("train"), *sample_problems("eval")]
@@ -112,6 +118,99 @@ CHEATS = {
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_policy_that_cheats_gets_nothing(environment: Swe, cheat: str) -> None:
     assert play(environment, CLAMP, *CHEATS[cheat]).reward == 0.0
+
+
+class Forging(Workspace):
+    """A workspace whose answers are the policy's own, as in a container where it has replaced the interpreter."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer, self.done = answer, list[str]()
+
+    def quieten(self) -> None:
+        self.done.append("quieten")
+
+    def ask(self, action: str, *, seconds: float, **arguments: Any) -> dict[str, Any]:
+        self.done.append(action)
+        return self.answer
+
+
+def file(content: str = "forged", mode: Any = 0o4755) -> list[Any]:
+    return [mode, base64.b64encode(content.encode()).decode()]
+
+
+def test_what_a_policy_may_not_decide_about_does_not_cross_whoever_tells_it() -> None:
+    problem = read_problem(CLAMP | {"test_patch": HIDDEN.replace("tests/", "checks/")}, SweSettings(), where="row")
+    hidden = ("conftest.py", "tests/test_clamp.py", "deep/.pytest.ini", "checks/test_clamp.py", "sitecustomize.abi3.so")
+    told = {name: file() for name in (*hidden, "clamp.py")}
+    workspace = Forging(
+        {"changed": told, "deleted": ["pyproject.toml", "old.py", "cheat-1.dist-info/entry_points.txt"]}
+    )
+    assert work_done(workspace, problem, {}) == {"changed": {"clamp.py": file(mode=0o755)}, "deleted": ["old.py"]}
+    assert workspace.done == ["quieten", "changes"]  # nothing of the policy's runs beside it
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"changed": [], "deleted": []},
+        {"changed": {}, "deleted": {}},
+        {"changed": {}, "deleted": [3]},
+        {"changed": {"../up.py": file()}, "deleted": []},
+        {"changed": {"./pkg/check.py": file()}, "deleted": []},
+        {"changed": {"pkg//check.py": file()}, "deleted": []},
+        {"changed": {"/etc/passwd": file()}, "deleted": []},
+        {"changed": {".git/config": file()}, "deleted": []},
+        {"changed": {"\ud800": file()}, "deleted": []},
+        {"changed": {"a.py": "content"}, "deleted": []},
+        {"changed": {"a.py": [0o644, 3]}, "deleted": []},
+        {"changed": {"a.py": [[], "YQ=="]}, "deleted": []},
+        {
+            "changed": {"a.py": file("x" * (MAX_WORK_BYTES // 2 + 1)), "b": file("x" * (MAX_WORK_BYTES // 2))},
+            "deleted": [],
+        },
+    ],
+    ids=lambda answer: str(answer)[:40],
+)
+def test_what_is_no_work_is_refused(answer: dict[str, Any]) -> None:
+    problem = read_problem(CLAMP, SweSettings(), where="row")
+    with pytest.raises(Answer):
+        work_done(Forging(answer), problem, {})
+
+
+def test_work_is_not_laid_down_through_links_of_the_repository(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "helper.py").write_text("as it was")
+    (tmp_path / "short").symlink_to("tests")
+    (tmp_path / "alias.py").symlink_to("tests/helper.py")
+    work = {"short/helper.py": file(mode=0o644), "alias.py": file(mode=0o600), "new/deep/a.py": file(mode=0o755)}
+    apply(str(tmp_path), work, [])
+    assert (tmp_path / "tests" / "helper.py").read_text() == "as it was"
+    assert {name: (tmp_path / name).read_text() for name in work} == dict.fromkeys(work, "forged")
+    assert (tmp_path / "new/deep/a.py").stat().st_mode & 0o777 == 0o755
+    (tmp_path / "again").symlink_to("tests")
+    with pytest.raises(OSError, match="again"):
+        apply(str(tmp_path), {}, ["again/helper.py"])
+    with pytest.raises(Refused):
+        apply(str(tmp_path), {"../outside": file()}, [])
+
+
+def test_every_configuration_that_pytest_reads_is_protected() -> None:
+    assert [name for name in CONFIG_LOADERS_BY_NAME if not is_protected(f"deep/{name}", PROTECTED)] == []
+
+
+@pytest.mark.parametrize("action", [run_shell("kill -9 -1"), submit()])
+def test_a_workspace_that_the_policy_brings_down_is_its_failure(environment: Swe, action: str) -> None:
+    """An episode that failed for reasons of ours would count for nothing, and so be better than one that is lost."""
+    environment.reset(CLAMP)
+    work = environment._work
+    assert work is not None
+    died = Mock(side_effect=SandboxError("the sandbox died, with all that was in it."))
+    with patched.object(Workspace, "_run", died), patched.object(Workspace, "quieten", died):
+        result = environment.step(action)
+    assert (result.reward, result.done) == (0.0, True)
+    assert result.info["reason"].startswith("the workspace is lost: the sandbox died")
+    assert result.info["failed"] == list(work.problem.tests)
 
 
 def test_tests_that_do_not_end_are_stopped() -> None:
@@ -283,10 +382,10 @@ def test_rows_of_r2e_gym_name_an_image_and_the_outcomes() -> None:
         "expected_output_json": json.dumps(outcomes),
         "test_command": "bash run_tests.sh",
     }
-    from agentfly_lib.envs.swe.tasks import read_problem
-
-    problem = read_problem(row, where="row")
+    problem = read_problem(row, SweSettings(), where="row")
     assert (problem.image, problem.fail_to_pass) == ("example/clamp:1", ("TestClamp.test_high",))
+    assert is_protected("run_tests.sh", problem.protected)
+    assert not is_protected("bash", problem.protected)
 
 
 LOG = """\
@@ -323,6 +422,11 @@ def test_outcomes_are_read_from_logs() -> None:
         ({"FAIL_TO_PASS": "[]"}, "names no test"),
         ({"FAIL_TO_PASS": "test_high"}, "fail_to_pass"),
         ({"repository": "nowhere"}, "there is no repository at"),
+        ({"repository": "/etc"}, "does not lie below"),
+        ({"repository": "."}, "does not lie below"),
+        ({"repository": "../"}, "does not lie below"),
+        ({"repository": "out"}, "does not lie below"),
+        ({"repository": ".ssh"}, "is hidden"),
         ({"repository": None}, "comes from one of"),
         ({"image": "example/clamp:1"}, "comes from one of"),
         ({"problem_statement": " "}, "problem_statement"),
@@ -333,10 +437,38 @@ def test_rows_that_are_no_problem_are_named(
     repository: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     table = tmp_path / "problems.jsonl"
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / "out").symlink_to("/etc")
     rows = [swe_bench_row(repository="repository"), swe_bench_row(repository="repository") | change]
     table.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(DataError, match=f"problems.jsonl line 2.*{message}"):
         list(problems(SweSettings(eval=table), "eval"))
+
+
+def test_an_episode_takes_repositories_from_named_folders_only(repository: Path) -> None:
+    """Its columns may come over HTTP, from whoever can reach the server."""
+    row = swe_bench_row(repository=str(repository))
+    with pytest.raises(DataError, match="does not lie below"):
+        Swe().reset(row)
+    allowed = SweSettings(repositories=(repository.parent,))
+    assert read_problem(row, allowed, where="row").repository == repository
+
+
+def test_a_repository_that_is_too_large_is_not_packed(repository: Path) -> None:
+    with (repository / "sparse").open("wb") as hole:
+        hole.truncate(1 << 40)
+    problem = read_problem(
+        swe_bench_row(repository="repository"), SweSettings(repositories=(repository.parent,)), where="row"
+    )
+    with pytest.raises(DataError, match="cannot be copied"):
+        archive_of(problem)
+
+
+def test_rows_cannot_have_any_image_pulled() -> None:
+    settings = SweSettings(images=("swebench/sweb.eval.*",))
+    assert settings.container("swebench/sweb.eval.x86_64.astropy-1:latest").pull
+    assert not settings.container("evil.example/swebench/sweb.eval.x:1").pull
+    assert not SweSettings().container("swebench/sweb.eval.x86_64.astropy-1:latest").pull
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -391,6 +523,9 @@ def test_a_repository_in_an_image(repository_image: str, as_root: bool) -> None:
     row = {name: CLAMP[name] for name in ("fail_to_pass", "pass_to_pass", "test_runner")} | {"image": repository_image}
     environment = Swe(image_as_root=as_root, memory_mib=256, disk_mib=32)
     try:
+        environment.reset(row)
+        environment.step(run_shell("kill -9 -1"))  # also what keeps the sandbox, if it can
+        assert environment.step(run_shell("echo fine")).observation == "fine"
         solved = play(environment, row, edit_file("clamp.py", "max(low, value)", "max(low, min(value, high))"))
         assert (solved.reward, solved.info["failed"]) == (1.0, [])
         cheated = play(environment, row, create_file("tests/test_clamp.py", ALWAYS, overwrite=True))
@@ -401,7 +536,9 @@ def test_a_repository_in_an_image(repository_image: str, as_root: bool) -> None:
 
 @pytest.mark.container
 def test_an_image_that_is_not_there_is_named(container_image: str) -> None:
-    environment = Swe()
-    with pytest.raises(AgentFlyError, match="localhost:1"):
-        environment.reset(CLAMP | {"files": None, "image": "localhost:1/agentfly-test-missing:1"})
-    environment.close()
+    row = CLAMP | {"files": None, "image": "localhost:1/agentfly-test-missing:1"}
+    for images, said in (((), "nothing that you wrote allows to pull it"), (("localhost:1/*",), "cannot be pulled")):
+        environment = Swe(images=images)
+        with pytest.raises(AgentFlyError, match=f"localhost:1.*{said}"):
+            environment.reset(row)
+        environment.close()

@@ -214,6 +214,19 @@ while True: time.sleep(100)
                 await running
             assert await processes_inside(process) == []
 
+    async def test_all_that_runs_can_be_ended_and_the_files_stay(self):
+        async with open_process(SMALL) as process:
+            await process.run(
+                ["sh", "-c", "echo kept > file; (setsid sh -c 'trap \"\" TERM; sleep 600' &) ; sleep 600 &"]
+            )
+            asked = asyncio.ensure_future(process.run(["sleep", "600"], seconds=60))
+            await asyncio.sleep(0.1)
+            await process.quieten()
+            assert await processes_inside(process) == []
+            assert (await asked).exit_code == -signal.SIGKILL
+            assert (await process.run(["cat", "file"])).stdout == "kept\n"
+            assert process.starts == 1
+
     async def test_the_end_of_the_block_leaves_nothing(self):
         async with open_process(SMALL) as process:
             await process.run(["sh", "-c", "setsid sleep 987654 & setsid sleep 987655 &"])

@@ -13,7 +13,7 @@ from agentfly_lib.envs.swe.actions import NoAction, read_action
 from agentfly_lib.envs.swe.scoring import Verdict, judge, work_done
 from agentfly_lib.envs.swe.tasks import SweProblem, SweSettings, archive_of, read_problem
 from agentfly_lib.envs.swe.workspace import Answer, Workspace
-from agentfly_lib.errors import DataError, EnvironmentFailure
+from agentfly_lib.errors import DataError, EnvironmentFailure, SandboxError
 from agentfly_lib.resources import Completed
 from agentfly_lib.resources.process import PYTHON, WORKSPACE
 
@@ -44,7 +44,7 @@ class Swe:
     def reset(self, problem: Mapping[str, Any]) -> str:
         """Lays out a fresh copy. Raises `DataError` for a problem that is none, or whose repository is not there."""
         self.close()
-        read = read_problem(problem, where=f"problem {problem.get('id')!r}")
+        read = read_problem(problem, self._settings, where=f"problem {problem.get('id')!r}")
         workspace = self._opened(read)
         try:
             before = workspace.ask("manifest", seconds=_COPY_SECONDS)["files"]
@@ -68,15 +68,15 @@ class Swe:
             return StepResult(observation=f"Error: {fault}", error=str(fault))
         if name == "submit":
             return self._submit(work)
-        if name == "run_shell":
-            return self._shell(work.workspace, arguments["command"])
         try:
-            answer = work.workspace.work_on_files(name, arguments, seconds=self._settings.command_seconds)
+            if name == "run_shell":
+                return self._shell(work.workspace, arguments["command"])
+            text = work.workspace.work_on_files(name, arguments, seconds=self._settings.command_seconds)
         except Answer as error:
             return StepResult(observation=f"Error: {error}", error=str(error))
-        if "error" in answer:
-            return StepResult(observation=f"Error: {answer['error']}", error=str(answer["error"]))
-        return StepResult(observation=str(answer["text"]))
+        except SandboxError as error:
+            return self._ended(_lost(work, error))
+        return StepResult(observation=text)
 
     def close(self) -> None:
         """Ends all that runs on the repository. A second call does nothing."""
@@ -100,6 +100,8 @@ class Swe:
             changes = work_done(work.workspace, work.problem, work.before)
         except Answer as error:
             verdict = Verdict(failed=work.problem.tests, reason=f"the changes cannot be read: {error}")
+        except SandboxError as error:
+            verdict = _lost(work, error)
         else:
             work.workspace.close()
             fresh = self._opened(work.problem)
@@ -107,9 +109,13 @@ class Swe:
                 verdict = judge(fresh, work.problem, self._settings, changes)
             finally:
                 fresh.close()
+        return self._ended(verdict, "The work was submitted.")
+
+    def _ended(self, verdict: Verdict, said: str | None = None) -> StepResult:
         self.close()
         info = {"passed": list(verdict.passed), "failed": list(verdict.failed), "reason": verdict.reason}
-        return StepResult(observation="The work was submitted.", reward=float(verdict.solved), done=True, info=info)
+        observation = said or f"Error: {verdict.reason}"
+        return StepResult(observation=observation, reward=float(verdict.solved), done=True, info=info)
 
     def _opened(self, problem: SweProblem) -> Workspace:
         """A workspace with the repository as the problem has it."""
@@ -123,6 +129,11 @@ class Swe:
         folder = limits.image_folder if limits.image_as_root else _FOLDER
         workspace = Workspace(spec.open(), folder=folder, python=limits.image_python)
         return workspace if limits.image_as_root else _filled(workspace, "copy", source=limits.image_folder)
+
+
+def _lost(work: _Work, error: SandboxError) -> Verdict:
+    """A workspace that the policy has brought down is its failure, and not ours: else it could drop what it fails."""
+    return Verdict(failed=work.problem.tests, reason=f"the workspace is lost: {error}")
 
 
 def _filled(workspace: Workspace, how: str, **source: str) -> Workspace:

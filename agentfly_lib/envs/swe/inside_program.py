@@ -9,6 +9,7 @@ the word could still forge it, as with all tests that share a process with what 
 from __future__ import annotations
 
 import base64
+import contextlib
 import fnmatch
 import hashlib
 import io
@@ -16,9 +17,10 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = ["main"]
@@ -71,16 +73,45 @@ def changes(folder: str, before: dict[str, str], protected: list[str], max_bytes
 
 def apply(folder: str, changed: dict[str, Any], deleted: list[str]) -> dict[str, Any]:
     for path in deleted:
-        os.unlink(inside(folder, path))
+        place, name = opened(folder, path, make=False)
+        os.unlink(name, dir_fd=place)
+        os.close(place)
     for path, (mode, content) in changed.items():
-        full = inside(folder, path)
-        if os.path.lexists(full):
-            os.unlink(full)  # a link would lead elsewhere
-        os.makedirs(os.path.dirname(full), exist_ok=True)
-        with open(full, "wb") as file:
+        place, name = opened(folder, path, make=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=place)
+        with os.fdopen(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, dir_fd=place), "wb") as file:
             file.write(base64.b64decode(content))
-        os.chmod(full, mode)
+            os.fchmod(file.fileno(), mode)
+        os.close(place)
     return {}
+
+
+def opened(folder: str, path: str, *, make: bool) -> tuple[int, str]:
+    """The folder of a file, and the file's name in it. A link of the repository on the way is not followed.
+
+    It could lead to what the policy may not decide about. If folders may be made, one takes its place.
+    """
+    *parents, name = inside(path)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    place = os.open(folder, flags)
+    for parent in parents:
+        if make:
+            if stat.S_ISLNK(mode_of(parent, place)):
+                os.unlink(parent, dir_fd=place)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(parent, dir_fd=place)
+        inner = os.open(parent, flags, dir_fd=place)
+        os.close(place)
+        place = inner
+    return place, name
+
+
+def mode_of(name: str, place: int) -> int:
+    try:
+        return os.lstat(name, dir_fd=place).st_mode
+    except FileNotFoundError:
+        return 0
 
 
 def test(folder: str, runner: str, tests: list[str]) -> dict[str, Any]:
@@ -151,21 +182,22 @@ def digest(path: str) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def is_protected(path: str, patterns: list[str]) -> bool:
+def is_protected(path: str, patterns: Sequence[str]) -> bool:
     parts = path.split("/")
     return any(
-        fnmatch.fnmatchcase(path, pattern)
+        path == pattern or fnmatch.fnmatchcase(path, pattern)
         if "/" in pattern
         else any(fnmatch.fnmatchcase(part, pattern) for part in parts)
         for pattern in patterns
     )
 
 
-def inside(folder: str, path: str) -> str:
+def inside(path: str) -> list[str]:
+    """The parts of a file's path, of which there is one way to write each."""
     parts = path.split("/")
-    if path.startswith("/") or ".." in parts or any(part in NEVER for part in parts):
+    if any(part in ("", ".", "..", *NEVER) or "\0" in part for part in parts):
         raise Refused(f"{path!r} is not in the repository")
-    return os.path.join(folder, *parts)
+    return parts
 
 
 ACTIONS = {"copy": copy, "unpack": unpack, "manifest": manifest, "changes": changes, "apply": apply, "test": test}

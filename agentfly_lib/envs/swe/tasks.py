@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import io
 import json
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,13 +27,17 @@ __all__ = ["PROTECTED", "SweProblem", "SweSettings", "actions", "archive_of", "c
 
 PROTECTED = (
     *("test", "tests", "testing", "test_*.py", "*_test.py", "conftest.py"),
-    *("pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py"),
+    *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
+    # What an interpreter or a test runner loads by itself, wherever they are installed.
+    *("sitecustomize*", "usercustomize*", "*.pth", "*.egg-info", "*.dist-info"),
 )
 """Files and folders of these names are not taken from the policy's copy: they are as the problem has them."""
 
 _COLUMNS = ("repository", "image", "files", "test_patch", "fail_to_pass", "pass_to_pass", "test_runner", "test_command")
 _PATCHED = re.compile(r"^(?:\+\+\+|---) [ab]/(.+?)(?:\t.*)?$", re.MULTILINE)
+_SCRIPT = re.compile(r"(?<![\w./+-])[\w./+-]+\.(?:sh|bash|ini|cfg|toml)\b")
 _LARGEST_ARCHIVE = 64 << 20
+_LARGEST_REPOSITORY = 1 << 30
 
 ActionName = Literal["run_shell", "list_files", "read_file", "create_file", "edit_file", "grep"]
 
@@ -44,6 +49,10 @@ class SweSettings(EnvironmentSettings):
     """Rows to train on, a JSONL or Parquet file; unset: a few small repositories that come with the program."""
     eval: Path | None = None
     """Rows to evaluate on; unset: others of those, or none if `train` is set."""
+    repositories: tuple[Path, ...] = ()
+    """Folders below which rows may name their repository. Those of `train` and `eval` are among them."""
+    images: tuple[str, ...] = ()
+    """Patterns of images that are pulled when rows name them, such as `swebench/sweb.eval.*`. Others must be there."""
     actions: tuple[ActionName, ...] = ("run_shell", "list_files", "read_file", "create_file", "edit_file", "grep")
     """The agent's tools, beside `submit`."""
     command_seconds: Annotated[float, Field(gt=0, le=300)] = 60.0
@@ -69,6 +78,11 @@ class SweSettings(EnvironmentSettings):
     installed from that folder, as in the images of SWE-bench. Else on a copy, as a user without privileges."""
 
     @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where repositories may lie. A row comes from strangers, and must not name any other folder of the machine."""
+        return (*(path.parent for path in (self.train, self.eval) if path is not None), *self.repositories)
+
+    @property
     def sandbox(self) -> ProcessSpec:
         """The sandbox of problems without an image."""
         return ProcessSpec(
@@ -91,6 +105,7 @@ class SweSettings(EnvironmentSettings):
             disk_mib=self.disk_mib,
             file_mib=self.disk_mib,
             python=self.image_python,
+            pull=any(fnmatch.fnmatchcase(image, pattern) for pattern in self.images),
             user=0 if self.image_as_root else 65534,
             read_only=not self.image_as_root,
         )
@@ -125,7 +140,8 @@ class SweProblem(Config):
     def protected(self) -> tuple[str, ...]:
         """Patterns of files that the policy's copy does not decide about."""
         named = (name.split("::")[0] for name in self.tests if "::" in name)
-        return tuple(dict.fromkeys((*PROTECTED, *_PATCHED.findall(self.test_patch), *named)))
+        run = (word.removeprefix("./") for word in _SCRIPT.findall(self.test_command or ""))
+        return tuple(dict.fromkeys((*PROTECTED, *_PATCHED.findall(self.test_patch), *named, *run)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +177,21 @@ def problems(settings: SweSettings, split: Literal["train", "eval"]) -> Iterator
     if path is None:
         return
     for row in _rows(path):
-        values = _in_our_words(row.values, path.parent)
+        values = _in_our_words(row.values)
+        if isinstance(values.get("repository"), str):
+            values["repository"] = str(path.parent.resolve() / values["repository"])
         statement = values.get("problem_statement") or values.get("question")
         if not isinstance(statement, str) or not statement.strip():
             raise DataError(f"{row.where}: a problem needs its statement in the column problem_statement")
-        read_problem(values, where=row.where)
+        read_problem(values, settings, where=row.where)
         kept = {name: values[name] for name in _COLUMNS if values.get(name) is not None}
         identity = values.get("instance_id") or values.get("id")
         yield {"question": statement} | kept | ({"id": str(identity)} if identity else {})
 
 
-def read_problem(columns: Mapping[str, Any], *, where: str) -> SweProblem:
+def read_problem(columns: Mapping[str, Any], settings: SweSettings, *, where: str) -> SweProblem:
     """Checks the columns of a problem. Raises `DataError`."""
-    values = _in_our_words(columns, Path())
+    values = _in_our_words(columns)
     try:
         problem = SweProblem.model_validate({name: values[name] for name in _COLUMNS if values.get(name) is not None})
     except ValidationError as error:
@@ -183,36 +201,64 @@ def read_problem(columns: Mapping[str, Any], *, where: str) -> SweProblem:
         raise DataError(f"{where}: the repository comes from one of the columns repository, files and image")
     if not problem.fail_to_pass:
         raise DataError(f"{where}: FAIL_TO_PASS names no test, so there is nothing to judge by")
-    if problem.repository is not None and not problem.repository.exists():
-        raise DataError(f"{where}: there is no repository at {problem.repository}")
-    return problem
+    if problem.repository is None:
+        return problem
+    return problem.model_copy(update={"repository": _allowed(problem.repository, settings.folders, where)})
+
+
+def _allowed(path: Path, folders: Sequence[Path], where: str) -> Path:
+    """The place that a row names, links followed, if it lies below one of the folders."""
+    for folder in folders:
+        root = folder.resolve()
+        found = (root / path).resolve()
+        if root in found.parents and not any(part.startswith(".") for part in found.relative_to(root).parts):
+            if not found.exists():
+                raise DataError(f"{where}: there is no repository at {found}")
+            return found
+    raise DataError(
+        f"{where}: the repository {path} does not lie below the table's folder or one that the setting `repositories` "
+        "names, or is hidden there"
+    )
 
 
 def archive_of(problem: SweProblem) -> bytes:
     """The repository as a tar file, compressed or not. Raises `DataError` if it is too large to be copied."""
-    if problem.repository is not None and problem.repository.is_file():
-        size = problem.repository.stat().st_size
-        data = problem.repository.read_bytes() if size <= _LARGEST_ARCHIVE else b""
-    else:
-        data = _packed(problem)
-        size = len(data)
-    if size > _LARGEST_ARCHIVE:
-        raise DataError(
-            f"the repository {problem.repository or 'in files'} has {size >> 20} MiB as a tar file; at most "
-            f"{_LARGEST_ARCHIVE >> 20} can be copied: use a compressed archive, or an image"
-        )
+    if problem.repository is None or not problem.repository.is_file():
+        return _packed(problem)
+    with problem.repository.open("rb") as file:
+        data = file.read(_LARGEST_ARCHIVE + 1)
+    if len(data) > _LARGEST_ARCHIVE:
+        raise _too_large(problem)
     return data
+
+
+def _too_large(problem: SweProblem) -> DataError:
+    return DataError(
+        f"the repository {problem.repository or 'in files'} cannot be copied: it has more than "
+        f"{_LARGEST_REPOSITORY >> 20} MiB, or {_LARGEST_ARCHIVE >> 20} as a tar file; use a compressed one, or an image"
+    )
 
 
 def _packed(problem: SweProblem) -> bytes:
     buffer = io.BytesIO()
+    size = 0
+
+    def counted(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        nonlocal size
+        size += entry.size
+        if size > _LARGEST_REPOSITORY or buffer.tell() > _LARGEST_ARCHIVE:
+            raise _too_large(problem)
+        return _anonymous(entry)
+
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
         if problem.repository is not None:
-            tar.add(problem.repository, arcname=".", filter=_anonymous)
+            tar.add(problem.repository, arcname=".", filter=counted)
         for path, content in (problem.files or {}).items():
             entry, data = tarfile.TarInfo(path), content.encode()
             entry.size, entry.mode = len(data), 0o644
             tar.addfile(entry, io.BytesIO(data))
+    if buffer.tell() > _LARGEST_ARCHIVE:
+        raise _too_large(problem)
     return buffer.getvalue()
 
 
@@ -222,7 +268,7 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _in_our_words(columns: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _in_our_words(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Columns as SWE-bench and R2E-Gym name them, as ours; lists that are written as JSON are read."""
     values = dict(columns)
     for theirs, ours in (("FAIL_TO_PASS", "fail_to_pass"), ("PASS_TO_PASS", "pass_to_pass")):
@@ -234,8 +280,6 @@ def _in_our_words(columns: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if "fail_to_pass" not in values and values.get("expected_output_json"):
         outcomes = json.loads(values["expected_output_json"])
         values["fail_to_pass"] = [name for name, outcome in outcomes.items() if outcome == "PASSED"]
-    if isinstance(values.get("repository"), str):
-        values["repository"] = str((folder / values["repository"]).resolve())
     return values
 
 

@@ -33,6 +33,8 @@ class Sandbox(Protocol):
         self, argv: Sequence[str], *, stdin: str = "", seconds: float = 10.0, max_bytes: int = 1 << 16
     ) -> Completed: ...
 
+    async def quieten(self) -> None: ...
+
 
 class Answer(Exception):
     """A program of ours inside gave no answer, or said why it could not do what it was asked for."""
@@ -66,15 +68,25 @@ class Workspace:
         """Runs a command in the folder."""
         return self._run(["/bin/sh", "-c", _BEST_SHELL, command], stdin=stdin, seconds=seconds, max_bytes=max_bytes)
 
-    def work_on_files(self, action: str, arguments: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
+    def quieten(self) -> None:
+        """Ends all that runs in it; its files stay."""
+        self._wait(self._sandbox.quieten())
+
+    def work_on_files(self, action: str, arguments: Mapping[str, Any], *, seconds: float) -> str:
         """Does what a file tool does (see `resources.workspace_program`). Raises `Answer`."""
         request = json.dumps({"action": action, **arguments})
         argv = [self._python, "-I", "-S", "-c", _source(workspace_program.__file__)]
         done = self._run(argv, stdin=request, seconds=seconds, max_bytes=_ANSWER_BYTES)
-        return _answer(done, action, seconds)
+        answer = _answer(done, action, seconds)
+        if "error" in answer or not isinstance(answer.get("text"), str):
+            raise Answer(str(answer.get("error", f"{action} answered nonsense")))
+        return answer["text"]
 
     def ask(self, action: str, *, seconds: float, **arguments: Any) -> dict[str, Any]:
-        """Has `inside_program` do something. Raises `Answer`."""
+        """Has `inside_program` do something. Raises `Answer`.
+
+        Where a policy's processes run beside it, or what it runs on is the policy's, the answer may be theirs.
+        """
         word = secrets.token_hex(16)
         request = json.dumps({"action": action, "word": word, "folder": self.folder, **arguments})
         alone = () if action == "test" else ("-I", "-S")  # tests may import what is installed
@@ -83,9 +95,9 @@ class Workspace:
         told = _answer(done, action, seconds)
         if told.get("word") != word:
             raise Answer(f"{action} ended without an answer")
-        answer = told["answer"]
-        if "error" in answer:
-            raise Answer(str(answer["error"]))
+        answer = told.get("answer")
+        if not isinstance(answer, dict) or "error" in answer:
+            raise Answer(str(answer["error"]) if isinstance(answer, dict) else f"{action} answered nonsense")
         return answer
 
     def _run(
