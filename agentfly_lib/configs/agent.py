@@ -43,11 +43,13 @@ class RewardPartConfig(Config):
     name: str
     """A reward we ship, or `package.module:name`."""
     weight: float = 1.0
+    """Factor of this part in the sum."""
     optional: bool = False
     """If it cannot be scored, the others are scored without it; otherwise nothing is."""
     label: str | None = None
     """Its name in the recorded parts; unset means the reward's own."""
     settings: dict[str, Any] = Field(default_factory=dict)
+    """What this reward is made with, for those that are made with something."""
 
 
 class RewardConfig(Config):
@@ -96,7 +98,7 @@ class EnvironmentConfig(Config):
     name: str
     """An environment we ship, one that a package has installed, or `package.module:KIND`."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Which keys there are, the environment knows."""
+    """What the environment is made with; its page lists the keys."""
     place: Literal["process", "thread"] | None = None
     """Where it runs; unset: where the environment says."""
     url: Annotated[str, Field(pattern=r"^https?://[^@\s]+$")] | None = None
@@ -119,6 +121,7 @@ class McpServerConfig(Config):
     command: Annotated[str, Field(min_length=1)] | None = None
     """A program that is started for each trajectory and spoken to through its standard input and output."""
     args: tuple[str, ...] = ()
+    """Arguments of `command`."""
     env: dict[str, str] = Field(default_factory=dict)
     """Its environment, on top of a few harmless variables; nothing else of ours reaches it. Written into the run
     directory, so not the place for secrets."""
@@ -129,6 +132,7 @@ class McpServerConfig(Config):
     url: Annotated[str, Field(pattern=r"^https?://.")] | None = None
     """Of a server that is reached by streamable HTTP; each trajectory has a session of its own."""
     headers: dict[str, str] = Field(default_factory=dict)
+    """HTTP headers of every request. Written into the run directory, so not the place for secrets: see `token_env`."""
     token_env: str | None = None
     """Variable of our own environment that holds a bearer token for it."""
     tools: tuple[str, ...] | None = None
@@ -199,16 +203,19 @@ class AgentSettings(Config):
     thinking: bool | None = None
     """Whether the model reasons before it answers, where its template can switch that; unset leaves it as it is."""
     system_prompt: str | None = None
+    """Put before a problem's messages, unless they begin with a system message; unset: the environment's prompt, if
+    any."""
     environment: EnvironmentConfig | None = None
     """Where the agent acts, if it does so in an environment."""
     tools: tuple[str, ...] = ("calculator",)
-    """Tools we ship, or `package.module:name`. Beside an environment's actions and the tools of MCP servers there are
-    none unless named."""
+    """Tools we ship, or `package.module:name`. With an environment or MCP servers, whose tools the agent has anyway, the
+    default is none."""
     mcp_servers: tuple[McpServerConfig, ...] = ()
     """Servers whose tools the agent has too."""
     tool_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """By a tool's name: what that tool is made with. Which keys there are, the tool knows."""
+    """By a tool's name: what that tool is made with; its documentation lists the keys."""
     reward: RewardConfig = RewardConfig()
+    """How trajectories are scored."""
     max_turns: PositiveInt = 3
     """Turns that the policy may take."""
     tool_timeout_seconds: PositiveFloat = 30.0
@@ -260,6 +267,7 @@ class CodeAgentConfig(AgentSettings):
 
     type: Literal["code"] = "code"
     tools: tuple[str, ...] = ("code_interpreter",)
+    """Tools we ship, or `package.module:name`; one of them runs the code blocks."""
 
 
 class SearchAgentConfig(AgentSettings):
@@ -267,6 +275,7 @@ class SearchAgentConfig(AgentSettings):
 
     type: Literal["search"] = "search"
     tools: tuple[str, ...] = ("web_search",)
+    """Tools we ship, or `package.module:name`; one of them answers the searches."""
 
 
 class GUIAgentConfig(AgentSettings):
@@ -278,6 +287,7 @@ class GUIAgentConfig(AgentSettings):
     screen_width: PositiveInt = 1280
     """Pixels."""
     screen_height: PositiveInt = 720
+    """Pixels."""
 
 
 class CustomAgentConfig(AgentSettings):
@@ -287,7 +297,7 @@ class CustomAgentConfig(AgentSettings):
     name: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     """`package.module:ClassName` of a subclass of `agentfly_lib.agents.Agent`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the class that other agents do not have; which there are, its signature says."""
+    """Arguments of the class's own, beside those that every agent takes."""
 
 
 def agent_type(value: Any) -> Any:

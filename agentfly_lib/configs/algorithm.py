@@ -166,7 +166,9 @@ class PpoLossConfig(Config):
 
     type: Literal["ppo"] = "ppo"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Ratios below 1 - clip_low are clipped."""
     clip_high: PositiveFloat = 0.28
+    """Ratios above 1 + clip_high are clipped."""
     dual_clip: Annotated[float, Field(gt=1)] | Literal["none"] = 3.0
     """Bound of the loss for negative advantages: min(L, -dual_clip * A); `none` for no bound (arXiv 1912.09729)."""
 
@@ -176,6 +178,7 @@ class CispoLossConfig(Config):
 
     type: Literal["cispo"] = "cispo"
     cap: Annotated[float, Field(ge=1)] = 5.0
+    """Largest weight of a token."""
 
 
 class GspoLossConfig(Config):
@@ -183,7 +186,9 @@ class GspoLossConfig(Config):
 
     type: Literal["gspo"] = "gspo"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
+    """Ratios below 1 - clip_low are clipped; a ratio is the mean over a trajectory, so it is close to 1."""
     clip_high: PositiveFloat = 4e-4
+    """Ratios above 1 + clip_high are clipped."""
 
 
 class NllLossConfig(Config):
@@ -227,6 +232,7 @@ class KlConfig(Config):
     """A penalty against a frozen copy of the starting policy, off at coefficient 0."""
 
     coefficient: NonNegativeFloat = 0.0
+    """Factor of the penalty; above 0 every rank holds a second copy of the model, unless LoRA is on."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """With x = f - l: -x, x^2 / 2, or exp(x) - x - 1."""
     place: Literal["loss", "reward"] = "loss"
@@ -254,6 +260,7 @@ class TisTokenConfig(Config):
 
     type: Literal["tis_token"] = "tis_token"
     cap: Annotated[float, Field(ge=1)] = 2.0
+    """Largest weight of a token."""
 
 
 class TisSequenceConfig(Config):
@@ -261,6 +268,7 @@ class TisSequenceConfig(Config):
 
     type: Literal["tis_sequence"] = "tis_sequence"
     cap: Annotated[float, Field(ge=1)] = 2.0
+    """Largest weight of a trajectory."""
 
 
 class MaskSequenceConfig(Config):
@@ -268,6 +276,7 @@ class MaskSequenceConfig(Config):
 
     type: Literal["mask_sequence"] = "mask_sequence"
     limit: Annotated[float, Field(ge=1)] = 3.0
+    """Trajectories with a larger weight are left out of the loss."""
 
 
 class MaskGeometricConfig(Config):
@@ -275,7 +284,9 @@ class MaskGeometricConfig(Config):
 
     type: Literal["mask_geometric"] = "mask_geometric"
     low: Annotated[float, Field(gt=0, le=1)] = 0.99
+    """Trajectories with a smaller mean ratio are left out of the loss."""
     high: Annotated[float, Field(ge=1)] = 1.01
+    """Trajectories with a larger mean ratio are left out of the loss."""
 
 
 CorrectionConfig = Annotated[
@@ -288,10 +299,13 @@ class AlgorithmConfig(Config):
     """What is maximised."""
 
     advantage: AdvantageConfig = GrpoAdvantageConfig()
+    """How much better than expected a trajectory, a turn or a token was."""
     loss: LossConfig = PpoLossConfig()
+    """The loss of one token."""
     aggregation: AggregationConfig = TokenMeanConfig()
     """How the losses of tokens are summed up; GSPO's own is `seq_mean_token_mean`."""
     kl: KlConfig = KlConfig()
+    """Penalty for leaving the starting policy."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """A bonus for the policy's entropy at trained tokens, subtracted from the loss; 0 computes no gradient for it."""
     correction: CorrectionConfig = TisTokenConfig()
@@ -360,23 +374,23 @@ class AlgorithmConfig(Config):
 
     @property
     def whitens(self) -> bool:
-        """Advantages are whitened over the step."""
+        """True if advantages are whitened over the step."""
         advantage = self.advantage
         return advantage.whiten if isinstance(advantage, CustomAdvantageConfig) else advantage.whitens
 
     @property
     def has_values(self) -> bool:
-        """There is a value head."""
+        """True if the policy has a value head."""
         return isinstance(self.advantage, GaeAdvantageConfig)
 
     @property
     def needs_measurements(self) -> bool:
-        """Advantages depend on what the learner measures at the start of the step, not on rewards alone."""
+        """True if advantages depend on what the learner measures at the start of the step, not on rewards alone."""
         return self.has_values or (self.kl.coefficient > 0 and self.kl.place == "reward")
 
     @property
     def works_with_one_chain(self) -> bool:
-        """A problem may be tried once: there is something other than its own group to compare with."""
+        """True if a problem may be tried once: a trajectory is compared with something other than its own group."""
         return self.advantage.compares != "group"
 
 
@@ -398,10 +412,15 @@ class OptimConfig(Config):
     """AdamW and its schedule."""
 
     lr: PositiveFloat = 1e-6
+    """Learning rate, at its highest."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of AdamW's two moments."""
     eps: PositiveFloat = 1e-8
+    """Added to the root of AdamW's second moment."""
     weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay; norms and biases are decayed too."""
     max_grad_norm: PositiveFloat = 1.0
+    """The gradient is scaled down to this norm, taken over all ranks."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the rate rises linearly from 0."""
     final_lr_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0

@@ -32,6 +32,7 @@ class SignalSamplingConfig(Config):
 
     type: Literal["signal"] = "signal"
     max_refills: PositiveInt = 3
+    """Rounds of further problems in one step."""
     outcome: str | None = None
     """Part of the reward that is the raw outcome; unset: the first part of a composite, else the reward itself."""
 

@@ -51,12 +51,17 @@ class FilesDataConfig(_SplitConfig):
 
     type: Literal["files"] = "files"
     train: Path
+    """File of the training problems."""
     eval: Path | None = None
     """Held-out rows. If unset, `eval_fraction` of the training rows is held out."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the training rows that is held out where `eval` is unset."""
     question_column: str = "question"
+    """Column that holds the question, for rows without messages."""
     messages_column: str = "messages"
+    """Column that holds a conversation to go on from; goes before the question."""
     images: ImageSourcesConfig = ImageSourcesConfig()
+    """Where pictures may come from."""
     max_row_errors: Annotated[int, Field(ge=1)] = 5
     """How many bad rows an error lists before it stops."""
 
@@ -66,14 +71,23 @@ class HubDataConfig(_SplitConfig):
 
     type: Literal["hub"] = "hub"
     path: str
+    """The dataset's id, such as `openai/gsm8k`."""
     name: str | None = None
+    """Its configuration, where it has several."""
     revision: str | None = None
+    """Branch, tag or commit; name a commit for a run that can be repeated."""
     train_split: str = "train"
+    """Split of the training problems."""
     eval_split: str | None = None
+    """Split of the held-out problems; if unset, `eval_fraction` of the training rows is held out."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the training rows that is held out where `eval_split` is unset."""
     question_column: str = "question"
+    """Column that holds the question, for rows without messages."""
     messages_column: str = "messages"
+    """Column that holds a conversation to go on from; goes before the question."""
     images: ImageSourcesConfig = ImageSourcesConfig()
+    """Where pictures may come from."""
 
 
 class Gsm8kDataConfig(_SplitConfig):
@@ -81,7 +95,9 @@ class Gsm8kDataConfig(_SplitConfig):
 
     type: Literal["gsm8k"] = "gsm8k"
     train: Path
+    """GSM8K's `train.jsonl`."""
     eval: Path
+    """GSM8K's `test.jsonl`, the held-out problems."""
 
 
 class ArithmeticDataConfig(_SeededConfig):
@@ -89,7 +105,9 @@ class ArithmeticDataConfig(_SeededConfig):
 
     type: Literal["arithmetic"] = "arithmetic"
     train_problems: PositiveInt = 4096
+    """Training problems to generate."""
     eval_problems: PositiveInt = 128
+    """Held-out problems to generate; none is also a training problem."""
     max_number: Annotated[int, Field(ge=9, le=9999)] = 99
     """Largest number in a problem."""
     two_step_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -111,7 +129,9 @@ class ColoursDataConfig(_SeededConfig):
 
     type: Literal["colours"] = "colours"
     train_problems: PositiveInt = 2048
+    """Training problems to generate."""
     eval_problems: PositiveInt = 128
+    """Held-out problems to generate."""
 
 
 class EnvironmentDataConfig(_SeededConfig):
@@ -135,11 +155,11 @@ class ShardsDataConfig(Config):
 
     type: Literal["shards"] = "shards"
     runs: Annotated[tuple[Path, ...], Field(min_length=1)]
-    """Run directories; all their scored steps are read. What is good enough says `algorithm.advantage`."""
+    """Run directories; all their scored steps are read. `algorithm.advantage.min_reward` decides which are good enough."""
     truncated: bool = False
     """Imitate trajectories that a limit cut, too."""
     per_problem: PositiveInt | None = None
-    """At most so many of one problem: those of the highest reward, of these the shortest; all if unset."""
+    """Keep at most this many of each problem: those of the highest reward, among equals the shortest; all if unset."""
 
 
 ProblemDataConfig = (

@@ -44,6 +44,7 @@ class RunSection(Config):
     root: Path = Path("runs")
     """Folder of all runs; MLflow's and Prefect's local stores lie here too."""
     steps: PositiveInt = 100
+    """Steps to train; raise it to go on with a finished run."""
     seed: int = 0
     """Seed of sampling and of the order of problems."""
 
@@ -56,9 +57,11 @@ class RolloutConfig(Config):
     """How trajectories are collected."""
 
     problems_per_step: PositiveInt = 16
+    """Problems asked in each step; times `chains` it is the batch."""
     chains: PositiveInt = 8
     """Trajectories per problem (the group)."""
     sampling: SamplingConfig = SamplingConfig()
+    """How tokens are drawn."""
     max_turn_tokens: PositiveInt = 512
     """Tokens the policy may sample in one turn."""
     max_sampled_tokens: PositiveInt = 2048
@@ -94,6 +97,7 @@ class LoraConfig(Config):
     """Low-rank adapters: only they are trained. Without dropout, which would make log-probs random."""
 
     rank: PositiveInt = 16
+    """Inner width of the adapters."""
     alpha: PositiveFloat = 32.0
     """The product of the two matrices counts alpha / rank times."""
     target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
@@ -124,17 +128,23 @@ class LearnerConfig(Config):
     """DeepSpeed ranks, each in its own Ray actor."""
 
     ranks: PositiveInt = 1
+    """Processes that train together, each on a GPU of its own where there are GPUs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where ranks run; `auto` takes GPUs if there are any."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of weights and activations; with bfloat16 the optimizer keeps a float32 copy of the weights."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    """What ranks share out instead of each keeping all: from 1 optimizer state, from 2 gradients, from 3 weights."""
     microbatch_tokens: PositiveInt = 8192
     """Token budget of one packed forward pass; a longer sample goes alone."""
     logit_chunk_tokens: PositiveInt = 512
     """Trained tokens whose logits exist at the same time."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
     sequence_parallel: PositiveInt = 1
     """Neighbouring ranks that share each packed row, for sequences that are too long for one GPU (Ulysses)."""
     offload: OffloadConfig = OffloadConfig()
+    """What is kept outside of the GPU's memory."""
     lora: LoraConfig | None = None
     """Train adapters instead of all weights; needs the package `peft`."""
     freeze_vision: bool = False
@@ -148,7 +158,9 @@ class LearnerConfig(Config):
     max_nonfinite_steps: PositiveInt = 3
     """So many updates in a row with a non-finite loss or gradient end the run."""
     start_timeout_seconds: PositiveFloat = 600.0
+    """Limit for the ranks to load the model, or a checkpoint, and to meet."""
     update_timeout_seconds: PositiveFloat = 3600.0
+    """Limit of one update."""
 
     @model_validator(mode="after")
     def _offloads(self) -> LearnerConfig:
@@ -176,6 +188,7 @@ class EvaluationConfig(Config):
     greedy: bool = True
     """Evaluate one greedy trajectory per problem too."""
     sampling: SamplingConfig = SamplingConfig()
+    """How the sampled trajectories' tokens are drawn."""
 
 
 class CheckpointConfig(Config):
@@ -202,6 +215,7 @@ class TrackingConfig(Config):
     sample_trajectories: NonNegativeInt = 4
     """Trajectories of a step that are logged readably, as a table and as traces."""
     trace_every_steps: PositiveInt = 10
+    """Steps from one logging of readable trajectories to the next."""
     drain_seconds: PositiveFloat = 30.0
     """How long the end of a run waits for MLflow; what is not delivered by then is kept and sent at the next start."""
 
@@ -222,6 +236,7 @@ class RayConfig(Config):
     address: str | None = None
     """A cluster to join; unset starts Ray on this machine for the time of the run."""
     object_store_mib: Annotated[int, Field(ge=80)] = 200
+    """Shared memory of a Ray that the run starts for itself, MiB; nothing large goes through it."""
 
 
 class RunConfig(Config):
