@@ -8,8 +8,8 @@ not scored again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -18,19 +18,15 @@ from agentfly_lib.configs import RewardConfig
 from agentfly_lib.errors import RewardError
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.rewards.scoring import score_groups
+from agentfly_lib.store.changes import looks_at
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.manifest import RolloutManifest, read_rollout_manifest
 from agentfly_lib.store.scored import load_scored_groups
 from agentfly_lib.store.scores import Score, ScoreManifest, ScoreStore
-from agentfly_lib.store.shards import PartInfo, read_part
+from agentfly_lib.store.shards import read_part
 from agentfly_lib.types import TrajectoryGroup
 
 __all__ = ["ScoredStep", "score_step"]
-
-_POLL_SECONDS = 0.004
-"""How often the manifest's time is looked at while the collection is still going on."""
-_REREAD_SECONDS = 1.0
-"""The manifest is read at least so often: its time may not change where a file system's clock is coarse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +63,12 @@ async def score_step(
         ShardError: a file is damaged or cannot be written.
     """
     store = await asyncio.to_thread(ScoreStore, directory, config.identity)
-    follower = _Follower(directory, follow_seconds)
     kept = len(store.manifest.parts)
     fresh: list[TrajectoryGroup] = []
     busy: list[tuple[float, float]] = []
     scored_rows = sum(part.rows for part in store.manifest.parts)
     while True:
-        rollouts = await follower.next(store)
+        rollouts = await _next(directory, store, follow_seconds)
         for part in store.missing_parts(rollouts):
             groups = await asyncio.to_thread(read_part, directory.rollouts / part.name, part)
             started = perf_counter()
@@ -102,40 +97,24 @@ async def score_step(
     return ScoredStep(manifest=store.manifest, groups=groups, busy=tuple(busy))
 
 
-class _Follower:
-    """Waits until the rollout manifest has something new."""
+async def _next(directory: StepDirectory, store: ScoreStore, seconds: float) -> RolloutManifest:
+    """The rollout manifest, once it lists something that has no score, or is complete."""
+    path = directory.rollout_manifest
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds), contextlib.aclosing(looks_at(path)) as looks:
+            async for _ in looks:
+                manifest = await asyncio.to_thread(_manifest, directory)
+                if manifest is not None and (manifest.complete or store.missing_parts(manifest)):
+                    return manifest
+    raise RewardError(
+        f"{path}: the collection neither went on nor ended within {seconds:.0f} s; "
+        "run the same command again to collect the rest"
+    )
 
-    def __init__(self, directory: StepDirectory, seconds: float) -> None:
-        self._path = directory.rollout_manifest
-        self._directory = directory
-        self._seconds = seconds
-        self._seen: tuple[int, int, int] | None = None
-        self._read_at = 0.0
 
-    async def next(self, store: ScoreStore) -> RolloutManifest:
-        try:
-            async with asyncio.timeout(self._seconds):
-                while True:
-                    stamp, now = self._stamp(), perf_counter()
-                    if stamp is not None and (stamp != self._seen or now > self._read_at + _REREAD_SECONDS):
-                        self._seen, self._read_at = stamp, now
-                        manifest = read_rollout_manifest(self._directory)
-                        missing: list[PartInfo] = store.missing_parts(manifest)
-                        if missing or manifest.complete:
-                            return manifest
-                    await asyncio.sleep(_POLL_SECONDS)
-        except TimeoutError:
-            raise RewardError(
-                f"{self._path}: the collection neither went on nor ended within {self._seconds:.0f} s; "
-                "run the same command again to collect the rest"
-            ) from None
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            found = os.stat(self._path)
-        except FileNotFoundError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+def _manifest(directory: StepDirectory) -> RolloutManifest | None:
+    """None before the collection has begun."""
+    return read_rollout_manifest(directory) if directory.rollout_manifest.exists() else None
 
 
 def _with_rewards(group: TrajectoryGroup, scores: dict[str, Score]) -> TrajectoryGroup:

@@ -11,6 +11,7 @@ was killed goes on where it was and comes to the same groups.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from time import monotonic
 from agentfly_lib.configs.collection import SignalSamplingConfig
 from agentfly_lib.errors import RewardError
 from agentfly_lib.rollout.collector import Collected
+from agentfly_lib.store.changes import looks_at
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.manifest import RolloutStore
 from agentfly_lib.store.scored import scores_so_far
@@ -30,7 +32,6 @@ __all__ = ["SignalReport", "collect_with_signal", "groups_with_signal", "raw_out
 logger = logging.getLogger(__name__)
 
 SIGNAL_TOLERANCE = 1e-8
-_POLL_SECONDS = 0.02
 
 CollectRound = Callable[[Sequence[tuple[str, Problem]], float], Awaitable[Collected]]
 """Collects what is missing of (group id, problem) within so many seconds, without completing the store."""
@@ -158,8 +159,10 @@ def _why_not(
 
 async def _scores(directory: StepDirectory, deadline: float) -> dict[str, list[Score]] | None:
     """Scores of everything that is stored, once they are there; None if they are not in time."""
-    while True:
-        found = await asyncio.to_thread(scores_so_far, directory)
-        if found is not None or monotonic() >= deadline:
-            return found
-        await asyncio.sleep(_POLL_SECONDS)
+    left = deadline - monotonic()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(left), contextlib.aclosing(looks_at(directory.score_manifest)) as looks:
+            async for _ in looks:
+                if (found := await asyncio.to_thread(scores_so_far, directory)) is not None:
+                    return found
+    return await asyncio.to_thread(scores_so_far, directory)

@@ -17,11 +17,19 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from agentfly_lib.errors import LedgerError, ShardError
 from agentfly_lib.store.atomic import ensure_directory, read_json, remove_leftovers, write_json
+from agentfly_lib.store.changes import changed
 from agentfly_lib.store.layout import StepDirectory, check_part_names, part_name
 from agentfly_lib.store.shards import PartInfo, inspect_part, read_index, read_part, write_part
 from agentfly_lib.types import TrajectoryGroup
 
-__all__ = ["RolloutManifest", "RolloutStore", "iter_groups", "load_manifest", "read_rollout_manifest"]
+__all__ = [
+    "RolloutManifest",
+    "RolloutStore",
+    "iter_groups",
+    "load_manifest",
+    "read_rollout_manifest",
+    "save_manifest",
+]
 
 logger = logging.getLogger(__name__)
 _Manifest = TypeVar("_Manifest", bound=BaseModel)
@@ -124,7 +132,7 @@ class RolloutStore:
             logger.info("%s: removed %d unfinished files of an interrupted run", directory.rollouts, leftovers)
         if not directory.rollout_manifest.exists():
             _refuse_unlisted(directory)
-            write_json(directory.rollout_manifest, asked.model_dump(mode="json"))
+            save_manifest(directory.rollout_manifest, asked)
             return cls(directory, asked)
         manifest = read_rollout_manifest(directory)
         if oldest_version is not None and oldest_version <= manifest.policy_version <= policy_version:
@@ -225,13 +233,19 @@ class RolloutStore:
 
     def _save(self, **changes: object) -> None:
         manifest = self._manifest.model_copy(update=changes)
-        write_json(self._directory.rollout_manifest, manifest.model_dump(mode="json"))
+        save_manifest(self._directory.rollout_manifest, manifest)
         self._manifest = manifest
 
 
 def read_rollout_manifest(directory: StepDirectory) -> RolloutManifest:
     """Reads `rollouts/MANIFEST.json`. Raises `ShardError` if it is missing, damaged or of another version."""
     return load_manifest(directory.rollout_manifest, RolloutManifest)
+
+
+def save_manifest(path: Path, manifest: BaseModel) -> None:
+    """Writes a manifest of any kind, and tells who follows it."""
+    write_json(path, manifest.model_dump(mode="json"))
+    changed(path)
 
 
 def load_manifest(path: Path, model: type[_Manifest]) -> _Manifest:
@@ -301,7 +315,7 @@ def _recover(directory: StepDirectory, manifest: RolloutManifest) -> RolloutMani
     recovered = manifest.model_copy(
         update={"parts": tuple(parts), "duplicates": duplicates, "attempt": manifest.attempt + 1}
     )
-    write_json(directory.rollout_manifest, recovered.model_dump(mode="json"))
+    save_manifest(directory.rollout_manifest, recovered)
     return recovered
 
 

@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from agentfly_lib.errors import LedgerError, RewardError, ShardError
 from agentfly_lib.store.arrow import TableFile, TableKind, file_sha256, read_table, table_metadata, write_table
-from agentfly_lib.store.atomic import ensure_directory, remove_leftovers, sync_directory, write_json
+from agentfly_lib.store.atomic import ensure_directory, remove_leftovers, sync_directory
 from agentfly_lib.store.layout import StepDirectory, check_part_names
-from agentfly_lib.store.manifest import RolloutManifest, load_manifest, read_rollout_manifest
+from agentfly_lib.store.manifest import RolloutManifest, load_manifest, read_rollout_manifest, save_manifest
 from agentfly_lib.store.shards import PartIndex, PartInfo, read_index
 from agentfly_lib.store.turns import dump_json
 from agentfly_lib.types import Outcome, StopReason
@@ -253,7 +253,7 @@ class ScoreStore:
         manifest = ScoreManifest(reward=self._reward)
         ensure_directory(scores)
         remove_leftovers(scores)
-        write_json(self._directory.score_manifest, manifest.model_dump(mode="json"))
+        save_manifest(self._directory.score_manifest, manifest)
         return manifest
 
     def _adopt(self, manifest: ScoreManifest) -> ScoreManifest:
@@ -278,7 +278,7 @@ class ScoreStore:
             return manifest
         parts = tuple(sorted((*manifest.parts, *found), key=lambda each: each.name))
         manifest = manifest.model_copy(update={"parts": parts, "complete": False, "counts": {}})
-        write_json(self._directory.score_manifest, manifest.model_dump(mode="json"))
+        save_manifest(self._directory.score_manifest, manifest)
         return manifest
 
     def _rollout_part(self, name: str) -> PartInfo:
@@ -289,7 +289,7 @@ class ScoreStore:
 
     def _save(self, **changes: object) -> None:
         manifest = self._manifest.model_copy(update=changes)
-        write_json(self._directory.score_manifest, manifest.model_dump(mode="json"))
+        save_manifest(self._directory.score_manifest, manifest)
         self._manifest = manifest
 
 

@@ -1,6 +1,7 @@
 """Groups without a signal are replaced: judged by the raw outcome, a bounded number of times, the same after a kill."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -8,7 +9,7 @@ from agentfly_lib.configs import RewardConfig, SignalSamplingConfig
 from agentfly_lib.errors import RewardError
 from agentfly_lib.rewards import CompositeReward, Part, Reward
 from agentfly_lib.rewards.stage import score_step
-from agentfly_lib.rollout import collect_with_signal
+from agentfly_lib.rollout import collect_with_signal, dynamic
 from agentfly_lib.rollout.dynamic import groups_with_signal
 from agentfly_lib.store import Score
 from agentfly_lib.store.layout import StepDirectory
@@ -136,6 +137,28 @@ async def test_a_killed_collection_goes_on_to_the_same_groups(world, tmp_path):
     assert collected.manifest.refills == whole.manifest.refills
     assert report.refills == 2
     assert {request.request_id[:3] for request in generate.requests} == {"0-5"}
+
+
+async def test_waiting_for_a_slow_judge_costs_few_looks_at_the_disk(world, tmp_path, monkeypatch):
+    """Each is a round trip on a network file system."""
+    looks = []
+    manifest, stat, scores = StepDirectory(tmp_path).rollout_manifest, os.stat, dynamic.scores_so_far
+
+    def noted_stat(path, **given):
+        if path == manifest:
+            looks.append(path)
+        return stat(path, **given)
+
+    monkeypatch.setattr(dynamic, "scores_so_far", lambda directory: looks.append(directory) or scores(directory))
+    monkeypatch.setattr(os, "stat", noted_stat)
+
+    async def slow(trajectory: Trajectory) -> float:
+        await asyncio.sleep(0.6)
+        return right(trajectory)
+
+    _, report, _ = await collect(world, tmp_path, {"0-0", "0-1", "0-2"}, reward=Reward(name="slow", function=slow))
+    assert report.with_signal == 3
+    assert len(looks) < 15
 
 
 def score(name, reward, **parts):
