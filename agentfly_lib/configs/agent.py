@@ -208,8 +208,8 @@ class AgentSettings(Config):
     environment: EnvironmentConfig | None = None
     """Where the agent acts, if it does so in an environment."""
     tools: tuple[str, ...] = ("calculator",)
-    """Tools we ship, or `package.module:name`. With an environment or MCP servers, whose tools the agent has anyway, the
-    default is none."""
+    """Tools we ship, or `package.module:name`. With an environment or MCP servers, whose tools the agent has anyway,
+    the default is none."""
     mcp_servers: tuple[McpServerConfig, ...] = ()
     """Servers whose tools the agent has too."""
     tool_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)

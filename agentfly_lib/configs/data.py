@@ -155,7 +155,8 @@ class ShardsDataConfig(Config):
 
     type: Literal["shards"] = "shards"
     runs: Annotated[tuple[Path, ...], Field(min_length=1)]
-    """Run directories; all their scored steps are read. `algorithm.advantage.min_reward` decides which are good enough."""
+    """Run directories; all their scored steps are read. `algorithm.advantage.min_reward` decides which trajectories are
+    good enough."""
     truncated: bool = False
     """Imitate trajectories that a limit cut, too."""
     per_problem: PositiveInt | None = None
