@@ -287,7 +287,7 @@ def plan(
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Say what would run where, and what does not fit, before anything is started. Exits 1 if it does not fit."""
+    """Say what would run where, and what does not fit, before anything is started. Exits 1 unless it fits."""
     from agentfly_lib.viewer.plan_report import show_plan
 
     config = _load(recipe, overrides)
@@ -306,7 +306,9 @@ def doctor(
 ) -> None:
     """Say what would go wrong, before GPU time is spent, and what to do about it. Exits 1 if a check fails."""
     config = _load(recipe, overrides)
-    prepare_environment(config.run.root, offline=not _names_hub(config), quiet=True)
+    from agentfly_lib.configs.hub import names_hub
+
+    prepare_environment(config.run.root, offline=not names_hub(config), quiet=True)
     _add_working_folder()
     from agentfly_lib.doctor import examine, rehearse, render_checks
 
@@ -415,7 +417,7 @@ def top(
 @app.command()
 def view(  # noqa: PLR0917 - options of a command line have names
     run: Run,
-    other: Annotated[Path | None, typer.Option(help="Another run, to hold this one against.")] = None,
+    other: Annotated[Path | None, typer.Option(help="Another run to compare this one with.")] = None,
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, help="Port of the page; 0 takes a free one.")] = 8300,
     export: Annotated[
@@ -461,7 +463,7 @@ def ui(
 @app.command()
 def serve(  # noqa: PLR0917 - options of a command line have names
     root: Annotated[Path, typer.Option(help="Folder of all runs and of the servers' stores.")] = Path("runs"),
-    host: Annotated[str, typer.Option(help="Address to bind; beyond this machine nobody is asked who he is.")] = (
+    host: Annotated[str, typer.Option(help="Address to bind. There is no authentication: off the loopback interface, whoever reaches it has full access.")] = (
         "127.0.0.1"
     ),
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
@@ -474,7 +476,7 @@ def serve(  # noqa: PLR0917 - options of a command line have names
     """Prefect and MLflow servers, a worker and the deployments of prefect.yaml, on this machine until Ctrl-C."""
     from agentfly_lib.leash import leash
 
-    prepare_environment(root)
+    prepare_environment(root, offline=False)  # each flow run decides by its recipe
     from agentfly_lib.serve import ServeOptions, serve
 
     options = ServeOptions(
@@ -564,6 +566,7 @@ def resources_reap(
 def _deploy(config: RunConfig, recipe: Path, overrides: list[str], *, name: str | None, wait: bool) -> None:
     """Has a worker train; the config was checked here, and is made again there."""
     from agentfly_lib.configs.load import assign_key, parse_overrides
+    from agentfly_lib.preflight import data_files
     from agentfly_lib.serve.command import served_api
 
     changes: dict[str, Any] = {}
@@ -572,8 +575,9 @@ def _deploy(config: RunConfig, recipe: Path, overrides: list[str], *, name: str 
     served = served_api(config.run.root)
     prepare_environment(config.run.root, quiet=True)
     trigger = _entry("agentfly.operations", "trigger")
+    options = {"files": data_files(config), "name": name, "served": served, "wait": wait, "say": typer.echo}
     try:
-        ended = asyncio.run(trigger(recipe, changes, name=name, served=served, wait=wait, say=typer.echo))
+        ended = asyncio.run(trigger(recipe, changes, **options))
     except KeyboardInterrupt:
         typer.echo("the run goes on; cancel it on its page", err=True)
         sys.exit(130)
@@ -589,23 +593,19 @@ def _load(recipe: Path, overrides: list[str] | None) -> RunConfig:
 
 def _prepare(config: RunConfig) -> None:
     """Sets the process's environment, before prefect, mlflow, ray or vllm are imported, and looks for what is wrong."""
+    from agentfly_lib.configs.hub import names_hub
+
     try:
         config.run.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"run.root = {config.run.root}: cannot be made ({error.strerror}); name another folder"
         ) from error
-    prepare_environment(config.run.root, offline=not _names_hub(config), quiet=True)
+    prepare_environment(config.run.root, offline=not names_hub(config), quiet=True)
     _add_working_folder()
     from agentfly_lib.preflight import check_run
 
     check_run(config)
-
-
-def _names_hub(config: RunConfig) -> bool:
-    """The recipe itself asks for something from a hub."""
-    model_from_hub = config.model.type == "pretrained" and not Path(config.model.name_or_path).exists()
-    return config.data.type == "hub" or model_from_hub
 
 
 def _add_working_folder() -> None:

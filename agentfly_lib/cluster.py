@@ -12,6 +12,7 @@ import glob
 import logging
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ _RAY_ENVIRONMENT = {
 }
 _GROUP_SECONDS = 120.0
 """So long a run waits for its GPUs."""
+_ANSWER_SECONDS = 10.0
 _PROBE_SHARE = 0.01
 _group_lock = threading.Lock()
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -55,16 +57,17 @@ def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterato
     at least so many, however few cores there are. A connection that this process has already is used and kept.
 
     Raises:
-        ConnectionError: no cluster answers at `config.address`.
+        ConfigError: no cluster answers at `config.address`, or it lets this process not join: it runs other versions of
+            Python or Ray, asks for a token, or has no node on this machine.
     """
     loaded = sys.modules.get("ray")
     if loaded is not None and loaded.is_initialized():
         yield
     elif config.address is not None:
         with _environment(_RAY_ENVIRONMENT):
+            _join(config.address, namespace)
             import ray
 
-            ray.init(address=config.address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
             try:
                 yield
             finally:
@@ -88,6 +91,30 @@ def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterato
                 yield
             finally:
                 ray.shutdown()
+
+
+def _join(address: str, namespace: str) -> None:
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "://" not in address:  # Ray itself would ask for minutes, and then end the process
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+        except OSError as error:
+            raise ConfigError(
+                f"ray.address = {address}: no Ray cluster answers there ({error}); start it (ray start --head), or "
+                "leave ray.address out to use this machine alone"
+            ) from error
+    import ray
+    from ray.exceptions import AuthenticationError
+
+    try:
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+    except (AuthenticationError, ConnectionError, RuntimeError) as error:
+        ray.shutdown()
+        raise ConfigError(
+            f"ray.address = {address}: the cluster cannot be joined from here: {error}\nA run joins from a node of the "
+            f"cluster (ray start --address={address}; --num-cpus=0 if it is to compute nothing), with the same Python "
+            "and Ray, and the cluster's token"
+        ) from error
 
 
 def end_actors(namespace: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["prepare_environment"]
+__all__ = ["prepare_environment", "stay_offline"]
 
 _TELEMETRY_OFF = {
     "DO_NOT_TRACK": "1",
@@ -52,7 +52,7 @@ def prepare_environment(root: Path, *, offline: bool = True, quiet: bool = False
         }
         home.mkdir(parents=True, exist_ok=True)
     if offline:
-        values |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        stay_offline()
     if quiet:
         values |= {
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
@@ -61,3 +61,9 @@ def prepare_environment(root: Path, *, offline: bool = True, quiet: bool = False
         }
     for name, value in values.items():
         os.environ.setdefault(name, value)
+
+
+def stay_offline() -> None:
+    """Keeps Hugging Face libraries from reaching a hub, if they are not imported yet and the user has not decided."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        os.environ.setdefault(name, "1")

@@ -26,7 +26,7 @@ from agentfly_lib.rewards.registry import build_reward
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.training.advantages.custom import load_advantage
 
-__all__ = ["check_context", "check_run", "check_same_config", "replay_range"]
+__all__ = ["check_context", "check_run", "check_same_config", "data_files", "replay_range"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +50,19 @@ def check_run(config: RunConfig) -> None:
         raise ConfigError("learner.lora needs the package peft, which is not installed; pip install peft")
     if isinstance(config.data, EnvironmentDataConfig):
         environment_spec(config.data.name, config.data.settings, where="data.settings").check()
-    if isinstance(config.data, FilesDataConfig | Gsm8kDataConfig):
-        for key in ("train", "eval"):
-            file = getattr(config.data, key)
-            if file is not None and not file.is_file():
-                raise DataError(
-                    f"data.{key} = {file}: no such file, seen from {Path.cwd()}; set data.{key} to one that is there"
-                )
+    for key, file in data_files(config).items():
+        if not file.is_file():
+            raise DataError(f"{key} = {file}: no such file, seen from {Path.cwd()}; set {key} to one that is there")
     if isinstance(config.model, PretrainedModelConfig) and Path(config.model.name_or_path).is_dir():
         check_directory(Path(config.model.name_or_path), template=config.agent.template)
+
+
+def data_files(config: RunConfig) -> dict[str, Path]:
+    """The files that problems are read from, by the keys that name them."""
+    if not isinstance(config.data, FilesDataConfig | Gsm8kDataConfig):
+        return {}
+    named = {"data.train": config.data.train, "data.eval": config.data.eval}
+    return {key: file for key, file in named.items() if file is not None}
 
 
 def check_context(config: RunConfig, model: Path) -> None:

@@ -43,6 +43,7 @@ async def trigger(
     recipe: Path,
     changes: Mapping[str, Any],
     *,
+    files: Mapping[str, Path],
     name: str | None,
     served: str | None,
     wait: bool,
@@ -52,11 +53,13 @@ async def trigger(
 
     Args:
         changes: keys of the recipe to change, nested as in it.
+        files: what the recipe reads its problems from, by the keys that name them.
         name: the deployment; the one whose recipe this is if None, else `recipe`.
         served: the API of a server to ask if Prefect's own settings name none.
         wait: until the flow run has ended; `say` hears of its states.
 
-    Raises `ConfigError` if there is no server, no such deployment, or no worker that would take the run.
+    Raises `ConfigError` if there is no server, no such deployment, no worker that would take the run, or no such file
+    where it would work.
     """
     url = PREFECT_API_URL.value() or served
     if url is None:
@@ -70,6 +73,7 @@ async def trigger(
             try:
                 deployment = await _deployment(client, recipe, name, shown)
                 await _check_worker(client, deployment)
+                _check_files(deployment, files)
                 config = lay_over(_given(deployment, recipe), {"recipe": _recipe_for(deployment, recipe), **changes})
                 run = await client.create_flow_run_from_deployment(deployment.id, parameters={"config": config})
             except httpx.HTTPError as error:
@@ -111,6 +115,17 @@ async def _check_worker(client: PrefectClient, deployment: DeploymentResponse) -
             f"no worker is online for the work pool {pool!r} of train/{deployment.name}; start one: agentfly serve, or "
             f"prefect worker start --pool {pool}"
         )
+
+
+def _check_files(deployment: DeploymentResponse, files: Mapping[str, Path]) -> None:
+    """A recipe's paths are seen from where a flow run works, which need not be this process's folder."""
+    folder = _working_folder(deployment)
+    for key, file in files.items():
+        if folder is not None and not (folder / file).is_file():
+            remedy = f"name its whole path, {file.absolute()}" if file.is_file() else f"set {key} to one that is there"
+            raise ConfigError(
+                f"{key} = {file}: no such file, seen from {folder}, where train/{deployment.name} runs; {remedy}"
+            )
 
 
 def _working_folder(deployment: DeploymentResponse) -> Path | None:

@@ -2,14 +2,18 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from agentfly_lib.cluster import gpu_count
+from agentfly_lib.cluster import gpu_count, start_ray
+from agentfly_lib.configs import RayConfig
+from agentfly_lib.errors import ConfigError
 from agentfly_lib.watchdog import processes_using
 
 DRIVER = """
@@ -150,6 +154,56 @@ assert not [name for name in changed if name.startswith("RAY_AUTH")], changed
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
+
+
+class TestJoining:
+    """What `ray.init` says when there is nothing to join, or it may not, as what the user can do."""
+
+    @pytest.fixture
+    def fake(self, monkeypatch):
+        ray, exceptions = ModuleType("ray"), ModuleType("ray.exceptions")
+        exceptions.AuthenticationError = type("AuthenticationError", (Exception,), {})
+        ray.calls = []
+        ray.is_initialized = lambda: False
+        ray.init = lambda **options: ray.calls.append(options["address"])
+        ray.shutdown = lambda: ray.calls.append("left")
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
+        return ray
+
+    @pytest.fixture
+    def address(self):
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+    @staticmethod
+    def join(address):
+        with start_ray(RayConfig(address=address), cpus_needed=1, namespace="n"):
+            return True
+
+    def test_a_cluster_is_joined_and_left(self, fake, address):
+        assert self.join(address)
+        assert self.join("auto")  # which Ray finds by itself
+        assert fake.calls == [address, "left", "auto", "left"]
+
+    def test_nobody_listens(self, fake):
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            address = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=rf"ray\.address = {address}: no Ray cluster answers there"):
+            self.join(address)
+        assert fake.calls == [], "Ray would ask for minutes"
+
+    @pytest.mark.parametrize("kind", [RuntimeError, ConnectionError, "AuthenticationError"])
+    def test_it_may_not_join(self, fake, address, kind):
+        kind = getattr(sys.modules["ray.exceptions"], kind) if isinstance(kind, str) else kind
+
+        def refuse(**_):
+            raise kind("No node info found")
+
+        fake.init = refuse
+        with pytest.raises(ConfigError, match=r"(?s)No node info found.*ray start --address=127.*--num-cpus=0"):
+            self.join(address)
+        assert fake.calls == ["left"]
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,3", 2), ("GPU-1a,GPU-2b", 2)])

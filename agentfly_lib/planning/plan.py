@@ -76,8 +76,15 @@ class Plan:
     findings: tuple[Finding, ...]
 
     @property
+    def fails(self) -> bool:
+        """Something is known not to fit."""
+        return any(finding.level == "fail" for finding in self.findings)
+
+    @property
     def fits(self) -> bool:
-        return not any(finding.level == "fail" for finding in self.findings)
+        """Nothing fails, and the memory of all devices was looked at."""
+        on_gpu = any(part.device == "cuda" for part in self.placed)
+        return not self.fails and self.rank is not None and (not on_gpu or self.machine.gpu_memory_bytes > 0)
 
 
 def plan_run(config: RunConfig, machine: Machine, *, model: ModelConfig | None = None) -> Plan:
@@ -180,7 +187,8 @@ def _memory_findings(
                 found += _check(where, size + beside, machine.gpu_memory_bytes, who)
     elif any(part.device == "cuda" for part in placed):
         found.append(Finding(level="warn", text="the memory of the GPUs is not known; name it (--gpu-memory-gib)"))
-    if engine.cache_tokens < config.rollout.context_length:
+    cache_known = machine.gpu_memory_bytes or all(part.device == "cpu" for part in placed if part.kind == "engine")
+    if cache_known and engine.cache_tokens < config.rollout.context_length:
         found.append(
             Finding(
                 level="fail",

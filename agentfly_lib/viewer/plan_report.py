@@ -34,7 +34,7 @@ def show_plan(
     shape_from: Path | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Prints the plan for this machine, or for GPUs that are described; says whether the run fits.
+    """Prints the plan for this machine, or for GPUs that are described; whether it is known that the run fits.
 
     shape_from: a folder with the model's `config.json`, where the model itself is not here.
     """
@@ -54,8 +54,15 @@ def render_plan(plan: Plan, config: RunConfig) -> RenderableType:
     parts += [Text(), _step(plan, config)]
     for finding in plan.findings:
         parts.append(Text(f"\n{finding.level}  {visible(finding.text)}", _STYLES[finding.level]))
-    verdict = Text("\nit fits", "bold green") if plan.fits else Text("\nit does not fit", "bold red")
-    return Group(*parts, verdict)
+    return Group(*parts, _verdict(plan))
+
+
+def _verdict(plan: Plan) -> Text:
+    if plan.fits:
+        return Text("\nit fits", "bold green")
+    if plan.fails:
+        return Text("\nit does not fit", "bold red")
+    return Text("\neverything has a place; whether its memory is enough is not known", "bold yellow")
 
 
 def _machine(plan: Plan) -> Text:

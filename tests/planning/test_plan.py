@@ -231,12 +231,37 @@ def test_the_demo_fits_a_laptop(recipe):
     assert {part.device for part in found.placed} == {"cpu"}
 
 
-def test_a_model_that_is_not_here_leaves_memory_open(recipe, monkeypatch):
+def test_a_model_that_is_not_here_leaves_memory_open(recipe):
     found = plan_run(recipe("gsm8k-8gpu"), node())
-    assert found.fits
+    assert (found.fits, found.fails) == (False, False)
     assert found.rank is None
     assert "memory is not estimated" in found.findings[0].text
     assert "--shape-from" in found.findings[0].text
+
+
+def test_gpus_of_unknown_memory_leave_it_open_too(recipe, qwen_3b):
+    found = plan(recipe("gsm8k-8gpu"), node(gib=0), qwen_3b)
+    assert (found.fits, found.fails) == (False, False)
+    assert [finding.text for finding in found.findings] == [
+        "the memory of the GPUs is not known; name it (--gpu-memory-gib)"
+    ]
+
+
+def test_the_verdict_says_what_is_not_known(recipe, qwen_3b):
+    from rich.console import Console
+
+    from agentfly_lib.viewer.plan_report import render_plan
+
+    config = recipe("gsm8k-8gpu")
+
+    def verdict(found):
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(render_plan(found, config))
+        return console.export_text().rstrip().splitlines()[-1].strip()
+
+    assert verdict(plan(config, node(), qwen_3b)) == "it fits"
+    assert verdict(plan(config, node(gpus=4), qwen_3b)) == "it does not fit"
+    assert verdict(plan_run(config, node())) == "everything has a place; whether its memory is enough is not known"
 
 
 def test_gpus_as_the_driver_lists_them(tmp_path, monkeypatch):

@@ -86,7 +86,7 @@ def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer
 
 async def run(recipe: str, changes: dict[str, Any] | None = None, **options: Any) -> tuple[FlowRunEnd, list[str]]:
     said: list[str] = []
-    values: dict[str, Any] = {"name": None, "served": "http://127.0.0.1:4200/api", "wait": False} | options
+    values: dict[str, Any] = {"files": {}, "name": None, "served": "http://127.0.0.1:4200/api", "wait": False} | options
     return await trigger(Path(recipe), changes or {}, say=said.append, **values), said
 
 
@@ -148,6 +148,26 @@ class TestRefusals:
         server.deployments = []
         with pytest.raises(ConfigError, match="has no deployment train/recipe; it has none"):
             await run("recipes/ci.toml")
+
+    async def test_a_file_that_is_here_and_not_where_flow_runs_work(
+        self, server: FakeServer, folder: Path, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mine = tmp_path_factory.mktemp("mine")
+        (mine / "train.jsonl").touch()
+        monkeypatch.chdir(mine)
+        with pytest.raises(
+            ConfigError, match=rf"data\.train = train\.jsonl: .* name its whole path, {mine}/train\.jsonl"
+        ):
+            await run("recipe.toml", files={"data.train": Path("train.jsonl")})
+        with pytest.raises(ConfigError, match=r"data\.eval = eval\.jsonl: .* set data\.eval to one that is there"):
+            await run("recipe.toml", files={"data.eval": Path("eval.jsonl")})
+        assert server.created == []
+        (folder / "eval.jsonl").touch()
+        await run("recipe.toml", files={"data.train": mine / "train.jsonl", "data.eval": Path("eval.jsonl")})
+        for entry in server.deployments:  # a worker in a container: its files are not seen from here
+            entry.pull_steps = [{"prefect.deployments.steps.set_working_directory": {"directory": "/srv/nowhere"}}]
+        await run("recipe.toml", files={"data.train": Path("train.jsonl")})
+        assert len(server.created) == 2
 
     @pytest.mark.parametrize("workers", [None, [], [WorkerStatus.OFFLINE]])
     async def test_no_worker(self, server: FakeServer, workers: list[WorkerStatus] | None) -> None:
