@@ -8,9 +8,10 @@ from prefect import flow
 
 from agentfly_lib.configs.load import FlowConfig
 from agentfly_lib.pipeline.policy import policy_config
+from agentfly_lib.pipeline.report import EvaluateReport
 from tasks.data import check, prepare, resolve
 from tasks.evaluate import evaluate as evaluate_policy
-from tasks.report import EvaluateReport, report_evaluation
+from tasks.report import report_evaluation
 from tasks.session import open_session
 from tasks.workers import start_engines
 

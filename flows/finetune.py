@@ -8,10 +8,13 @@ from __future__ import annotations
 from prefect import flow
 
 from agentfly_lib.configs.load import FlowConfig
+from agentfly_lib.pipeline.imitation import FinetuneReport, finetune_report
 from tasks.data import resolve
-from tasks.imitate import FinetuneReport, choose, finetune_report, imitate_step, record, start
+from tasks.imitate import choose, lay_out
+from tasks.record import record_update
 from tasks.session import open_session
 from tasks.update import checkpoint, update
+from tasks.workers import start_learner
 
 __all__ = ["finetune"]
 
@@ -21,16 +24,16 @@ async def finetune(config: FlowConfig) -> FinetuneReport:
     """Fine-tunes on the trajectories of earlier runs, and resumes when its run directory already exists."""
     async with open_session(config) as session:
         model = await resolve(config.model)
-        members = await choose(model)
-        version, last = session.first_open_step(), config.run.steps
-        if version < last or session.checkpoint_due(last):
-            learner = await start(model, version)
+        imitated = await choose(model)
+        version, last = session.schedule.first_open_step(), config.run.steps
+        if version < last or session.schedule.checkpoint_due(last):
+            learner = await start_learner(model, version)
             for step in range(version, last + 1):
-                if session.checkpoint_due(step):
+                if session.schedule.checkpoint_due(step):
                     await checkpoint(step, learner)
                 if step == last:
                     break
-                await imitate_step(step, members)
+                await lay_out(step, imitated)
                 updated, learner = await update(step, learner)
-                await record(updated)
-        return finetune_report(session, members)
+                await record_update(updated)
+        return finetune_report(session, imitated)

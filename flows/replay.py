@@ -7,9 +7,10 @@ from pathlib import Path
 from prefect import flow
 
 from agentfly_lib.configs.load import FlowConfig
+from agentfly_lib.pipeline.replay import ReplayReport
 from agentfly_lib.preflight import replay_range
 from tasks.data import resolve
-from tasks.replay import ReplayReport, replay_steps
+from tasks.replay import replay as replay_steps
 from tasks.session import open_session
 
 __all__ = ["replay"]

@@ -17,4 +17,4 @@ __all__ = ["score"]
 async def score(config: FlowConfig, reward: RewardConfig) -> list[ScoresRef]:
     """Scores every stored step of the run with `reward`; the scores it had are kept beside the new ones."""
     async with open_session(config, trains=False) as session:
-        return [await rescore(step, reward) for step in session.finished_steps()]
+        return [await rescore(step, reward) for step in session.schedule.finished_steps()]

@@ -15,11 +15,13 @@ from prefect import flow
 
 from agentfly_lib.configs.load import FlowConfig
 from agentfly_lib.pipeline.lookahead import Lookahead
+from agentfly_lib.pipeline.report import TrainReport
 from agentfly_lib.refs import DatasetRef, EngineRef, ScoresRef, ShardsRef
 from tasks.collect import collect
 from tasks.data import check, prepare, resolve
 from tasks.evaluate import evaluate
-from tasks.report import TrainReport, catch_up, record_step, report
+from tasks.record import catch_up, record_step
+from tasks.report import report
 from tasks.score import score
 from tasks.session import open_session
 from tasks.update import checkpoint, update
@@ -35,22 +37,22 @@ async def train(config: FlowConfig) -> TrainReport:
         dataset, model = await prepare(config.data, config.run.root), await resolve(config.model)
         await check(dataset, model)
         await catch_up()
-        if not session.finished():
+        if not session.schedule.finished():
             engines, learner = await start_workers(model)
             async with Lookahead(lag=config.rollout.max_policy_lag, steps=config.run.steps) as ahead:
-                for version in range(session.first_open_step(), config.run.steps + 1):
+                for version in range(session.schedule.first_open_step(), config.run.steps + 1):
                     engines, learner = await sync(version, engines, learner)
                     ahead.serving(version, partial(rollouts, dataset=dataset, engines=engines))
-                    if session.checkpoint_due(version):
+                    if session.schedule.checkpoint_due(version):
                         await checkpoint(version, learner)
-                    if session.evaluation_due(version):
+                    if session.schedule.evaluation_due(version):
                         await evaluate(version, dataset, engines)
                     if version == config.run.steps:
                         break
                     shards, scores = await ahead.rollouts(version)
                     updated, learner = await update(version, learner)
                     await record_step(shards, scores, updated)
-        return await report(config.run.name)
+        return await report()
 
 
 async def rollouts(step: int, *, dataset: DatasetRef, engines: EngineRef) -> tuple[ShardsRef, ScoresRef]:

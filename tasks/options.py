@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import task_run
 
-from agentfly_lib.errors import AgentFlyError, CanaryError, LedgerError, StageTimeout, UserError
+from agentfly_lib.errors import AgentFlyError, CanaryError, LedgerError, UserError
 
-__all__ = ["RETRIED", "retriable", "within"]
+__all__ = ["RETRIED", "is_retry", "retriable"]
 
 
 def retriable(_task: Any, _run: Any, state: Any) -> bool:
@@ -31,17 +29,9 @@ def _may_pass(error: Any) -> bool:
     return isinstance(error, AgentFlyError | OSError | TimeoutError)
 
 
-@asynccontextmanager
-async def within(seconds: float, what: str) -> AsyncIterator[None]:
-    """A task's own limit, above the limits of what it calls: a last resort, so that nothing waits for ever.
-
-    Raises `StageTimeout`, after which the task is tried again.
-    """
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as error:
-        raise StageTimeout(f"{what} was not done after {seconds:.0f} s; what it had finished is kept") from error
+def is_retry() -> bool:
+    """This task run has failed before."""
+    return (task_run.run_count or 1) > 1
 
 
 # Results are files of the run directory, found again by their manifests; Prefect has nothing to cache.

@@ -1,4 +1,4 @@
-"""The session of the flow run that a task belongs to."""
+"""The session of the flow run that a task belongs to, and its page."""
 
 from __future__ import annotations
 
@@ -11,14 +11,24 @@ from prefect.exceptions import TerminationSignal
 from agentfly_lib.configs import RunConfig
 from agentfly_lib.pipeline import opening
 from agentfly_lib.pipeline.session import Session
+from tasks.page import Page
 
-__all__ = ["current_session", "open_session"]
+__all__ = ["current_page", "current_session", "open_session"]
 
-_current: ContextVar[Session] = ContextVar("agentfly_session")
+_current: ContextVar[tuple[Session, Page]] = ContextVar("agentfly_session")
 
 
 def current_session() -> Session:
     """The session of the flow run that this task belongs to."""
+    return _found()[0]
+
+
+def current_page() -> Page:
+    """What Prefect shows of it."""
+    return _found()[1]
+
+
+def _found() -> tuple[Session, Page]:
     try:
         return _current.get()
     except LookupError:
@@ -29,7 +39,7 @@ def current_session() -> Session:
 async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterator[Session]:
     """A session for the tasks of this flow run; see `agentfly_lib.pipeline.opening`."""
     async with opening.open_session(config, trains=trains, termination=TerminationSignal) as session:
-        token = _current.set(session)
+        token = _current.set((session, Page(config.run.name)))
         try:
             yield session
         finally:

@@ -20,10 +20,13 @@ class SamplingConfig(Config):
     """
 
     temperature: PositiveFloat = 1.0
+    """Logits are divided by it."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample among the likeliest tokens that together have this probability; 1 cuts nothing."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """0 keeps every token."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Leave out tokens less likely than this share of the likeliest one; 0 cuts nothing."""
     repetition_penalty: PositiveFloat = 1.0
     """Positive logits of tokens that are in the prompt or were sampled are divided by it, negative ones multiplied."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
@@ -66,7 +69,9 @@ class InferenceConfig(Config):
 
     type: Literal["vllm"] = "vllm"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where engines run; `auto` takes GPUs if there are any."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of weights and activations."""
     replicas: PositiveInt = 1
     """Engines, among which requests are spread: a group's chains and their turns go to the same one if it has room."""
     tensor_parallel: PositiveInt = 1
@@ -87,6 +92,9 @@ class InferenceConfig(Config):
     gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.45
     """Share of a GPU's memory that the engine may take."""
     start_timeout_seconds: PositiveFloat = 600.0
+    """Limit for an engine to load its model and to be ready."""
+    update_timeout_seconds: PositiveFloat = 600.0
+    """Limit for an engine to load the learner's weights and to prove them, and for each way to and from sleep."""
     request_timeout_seconds: PositiveFloat = 600.0
     """Limit of one generated turn."""
     canary_tolerance: PositiveFloat = 1e-3
@@ -101,6 +109,7 @@ class TransformersConfig(Config):
     device: str = "auto"
     """`cpu`, `cuda`, `mps`, or `auto`: a GPU if there is one."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of weights and activations."""
     max_sequences: PositiveInt = 32
     """Sequences that are decoded at the same time."""
     request_timeout_seconds: PositiveFloat = 600.0
@@ -111,6 +120,7 @@ class OpenAIConfig(Config):
     """A server that speaks OpenAI's protocol (vLLM serve, SGLang, Ollama, llama.cpp); for agents on their own."""
 
     base_url: str = "http://127.0.0.1:8000/v1"
+    """Address of the server, up to and including `/v1`."""
     model: str | None = None
     """What the server calls the model; unset means the agent's model."""
     api: Literal["completions", "chat"] = "completions"
@@ -127,6 +137,7 @@ class OpenAIConfig(Config):
     request_timeout_seconds: PositiveFloat = 600.0
     """Limit of one generated turn, retries included."""
     connect_timeout_seconds: PositiveFloat = 10.0
+    """Limit for reaching the server, each time."""
     retries: Annotated[int, Field(ge=0)] = 4
     """Tries after the first where the server is down, overloaded or breaks."""
     extra: dict[str, Any] = Field(default_factory=dict)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from agentfly_lib.configs.run import RunConfig
+from agentfly_lib.configs import InferenceConfig, RunConfig
 from agentfly_lib.errors import CanaryError, EngineError, ModelError
 from agentfly_lib.inference.canary import Canary, judge_reading
 from agentfly_lib.inference.client import RayGenerate, find_engine
@@ -44,8 +44,8 @@ Result = TypeVar("Result")
 
 _CALL_SECONDS = 30.0
 """An actor that does not answer a plain call within this time is taken for dead."""
-_PROOF_SECONDS = 300.0
-"""A proof waits for a place among the sequences that are decoded."""
+_UPDATE_SECONDS: float = InferenceConfig.model_fields["update_timeout_seconds"].default
+_UPDATE_KEY = "inference.update_timeout_seconds"
 
 
 def ensure_engines(
@@ -85,7 +85,13 @@ def ensure_engines(
             seat = _seat(placement, names.index(name), namespace=namespace)
             _create(name, namespace, settings, seat)
         try:
-            _call(name, namespace, "start", seconds=settings.inference.start_timeout_seconds)
+            _call(
+                name,
+                namespace,
+                "start",
+                seconds=settings.inference.start_timeout_seconds,
+                key="inference.start_timeout_seconds",
+            )
         except EngineError:
             _remove(name, namespace)
             raise
@@ -97,7 +103,7 @@ def ensure_engines(
 
 
 def load_weights(
-    ref: EngineRef, source: WeightSource, *, version: int, canary: Canary | None, seconds: float = 600.0
+    ref: EngineRef, source: WeightSource, *, version: int, canary: Canary | None, seconds: float = _UPDATE_SECONDS
 ) -> tuple[EngineRef, WeightUpdate]:
     """Let every engine serve the weights of `source` (a path is a safetensors file) as `version`, proven by `canary`.
 
@@ -113,7 +119,7 @@ def load_weights(
 
     def load(name: str) -> WeightUpdate:
         try:
-            return _call(name, ref.namespace, "load_weights", source, version, canary, seconds=seconds)
+            return _call(name, ref.namespace, "load_weights", source, version, canary, seconds=seconds, key=_UPDATE_KEY)
         except CanaryError:
             raise
         except EngineError:
@@ -126,17 +132,20 @@ def load_weights(
     return ref.model_copy(update={"policy_version": version}), worst
 
 
-def open_transfer(ref: EngineRef, init_infos: Sequence[Mapping[str, Any]], *, seconds: float = 300.0) -> None:
+def open_transfer(ref: EngineRef, init_infos: Sequence[Mapping[str, Any]], *, seconds: float = _UPDATE_SECONDS) -> None:
     """Let each engine meet the learner for transfers without a file, told by its own `init_infos`. Blocks.
 
     Raises:
         EngineError: an engine is dead, transfers by file, or did not meet the learner within `seconds`.
     """
     told = dict(zip(ref.names, init_infos, strict=True))
-    _on_all(ref.names, lambda name: _call(name, ref.namespace, "open_transfer", told[name], seconds=seconds))
+    _on_all(
+        ref.names,
+        lambda name: _call(name, ref.namespace, "open_transfer", told[name], seconds=seconds, key=_UPDATE_KEY),
+    )
 
 
-def sleep_engines(ref: EngineRef, level: SleepLevel, *, seconds: float = 120.0) -> None:
+def sleep_engines(ref: EngineRef, level: SleepLevel, *, seconds: float = _UPDATE_SECONDS) -> None:
     """Let every engine give its GPU memory back; those that sleep already are left alone. Blocks.
 
     One that cannot, or does not answer within `seconds`, is ended: what matters is its memory, and a dead engine is
@@ -145,7 +154,7 @@ def sleep_engines(ref: EngineRef, level: SleepLevel, *, seconds: float = 120.0) 
 
     def rest(name: str) -> None:
         try:
-            _call(name, ref.namespace, "sleep", level, seconds=seconds)
+            _call(name, ref.namespace, "sleep", level, seconds=seconds, key=_UPDATE_KEY)
         except EngineError as error:
             logger.warning("an engine that cannot sleep is ended: %s", error)
             _remove(name, ref.namespace)
@@ -153,13 +162,13 @@ def sleep_engines(ref: EngineRef, level: SleepLevel, *, seconds: float = 120.0) 
     _on_all(ref.names, rest)
 
 
-def wake_engines(ref: EngineRef, *, seconds: float = 120.0) -> None:
+def wake_engines(ref: EngineRef, *, seconds: float = _UPDATE_SECONDS) -> None:
     """Let every engine take its GPU memory again; those that are awake are left alone. Blocks.
 
     Raises:
         EngineError: an engine is dead, or cannot.
     """
-    _on_all(ref.names, lambda name: _call(name, ref.namespace, "wake", seconds=seconds))
+    _on_all(ref.names, lambda name: _call(name, ref.namespace, "wake", seconds=seconds, key=_UPDATE_KEY))
 
 
 def weights_of(ref: EngineRef) -> int:
@@ -177,20 +186,22 @@ def engine_logprobs(ref: EngineRef, token_ids: tuple[int, ...]) -> list[float]:
     return _call(ref.names[0], ref.namespace, "logprobs", token_ids, seconds=_CALL_SECONDS)
 
 
-def prove(ref: EngineRef, canary: Canary, *, tolerance: float) -> float:
+def prove(ref: EngineRef, canary: Canary, *, tolerance: float, seconds: float = _UPDATE_SECONDS) -> float:
     """Prove that every engine serves the learner's weights now, without an update: for engines that were found.
 
-    Changes nothing and takes one prefill of the canary's tokens. Returns the largest mean difference of log-probs, in
-    nats per token. Blocks.
+    Changes nothing and takes one prefill of the canary's tokens, which waits for a place among the sequences that are
+    decoded. Returns the largest mean difference of log-probs, in nats per token. Blocks.
 
     Raises:
-        EngineError: an engine is dead or silent.
+        EngineError: an engine is dead, or did not answer within `seconds`.
         CanaryError: the difference is more than `tolerance` (`inference.canary_tolerance`); the message holds the
             figures. The engine may still be given the right weights (`load_weights`).
     """
 
     def difference(name: str) -> float:
-        logprobs = _call(name, ref.namespace, "logprobs", canary.token_ids, canary.images, seconds=_PROOF_SECONDS)
+        logprobs = _call(
+            name, ref.namespace, "logprobs", canary.token_ids, canary.images, seconds=seconds, key=_UPDATE_KEY
+        )
         return judge_reading(canary, logprobs, tolerance=tolerance, version=ref.policy_version)
 
     return max(_on_all(ref.names, difference))
@@ -267,15 +278,21 @@ def _seat(placement: Placement, engine: int, *, namespace: str) -> dict[str, Any
     return options
 
 
-def _call(name: str, namespace: str, method: str, *args: Any, seconds: float) -> Any:
-    """Call a method of an engine and wait for its result; what it raised, or Ray did, becomes `EngineError`."""
+def _call(name: str, namespace: str, method: str, *args: Any, seconds: float, key: str | None = None) -> Any:
+    """Call a method of an engine and wait for its result; what it raised, or Ray did, becomes `EngineError`.
+
+    key: of the config, which sets the limit.
+    """
     import ray
     import ray.exceptions as failures
 
     try:
         return ray.get(getattr(find_engine(name, namespace), method).remote(*args), timeout=seconds)
     except failures.GetTimeoutError:
-        raise EngineError(f"engine {name!r} did not answer {method!r} within {seconds:g} s") from None
+        raise EngineError(
+            f"engine {name!r} did not answer {method!r} within {seconds:g} s"
+            + (f"; if it only needs longer, raise {key}" if key else "")
+        ) from None
     except failures.RayTaskError as error:
         cause = error.cause
         if isinstance(cause, EngineError):

@@ -12,10 +12,10 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from agentfly_lib.cluster import gpu_count
+from agentfly_lib.configs import RunConfig
 from agentfly_lib.errors import CanaryError, EngineError
 from agentfly_lib.inference.actor import (
     engine_status,
@@ -29,13 +29,15 @@ from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.client import EngineLoss, RayGenerate
 from agentfly_lib.inference.placement import Placement, place, serves_adapters
 from agentfly_lib.inference.source import AdapterFolder, WeightSource
+from agentfly_lib.inference.weight_update import WeightUpdate
+from agentfly_lib.pipeline.background import Background
+from agentfly_lib.pipeline.exchange import Exchange
+from agentfly_lib.pipeline.learning import Learning
+from agentfly_lib.pipeline.times import StepTimes
 from agentfly_lib.pipeline.transfer import GpuTransfer
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef
 from agentfly_lib.training.ranks import Canary as Proof
 from agentfly_lib.training.ranks import Learner
-
-if TYPE_CHECKING:
-    from agentfly_lib.pipeline.session import Session
 
 __all__ = ["EngineKeeper"]
 
@@ -53,10 +55,30 @@ class _Served:
 
 
 class EngineKeeper:
-    """Use from the session's event loop."""
+    """Use from one event loop."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        model: ModelRef,
+        namespace: str,
+        trains: bool,
+        exchange: Exchange,
+        learning: Learning,
+        times: StepTimes,
+        background: Background,
+    ) -> None:
+        """Of a run's engines; `trains` says whether there is a learner whose weights they serve."""
+        self._config = config
+        self._model = model
+        self._namespace = namespace
+        self._trains = trains
+        self._exchange = exchange
+        self._learning = learning
+        self._times = times
+        self._background = background
+        self._seconds = config.inference.update_timeout_seconds
         self._lock = asyncio.Lock()
         self._known: set[str] = set()
         self._served: _Served | None = None
@@ -70,15 +92,15 @@ class EngineKeeper:
         self._engines: EngineRef | None = None
         self._resting = False
 
-    async def ask(self, model: ModelRef) -> EngineRef:
+    async def ask(self) -> EngineRef:
         """The engines, found or started; see `ensure_engines`."""
         async with self._lock:
-            return await self._ask(model)
+            return await self._ask()
 
-    async def revived(self, model: ModelRef) -> EngineRef | None:
+    async def revived(self) -> EngineRef | None:
         """The engines, dead ones replaced, serving what they were last given; None if nobody has kept that."""
         async with self._lock:
-            engines = await self._ask(model)
+            engines = await self._ask()
             try:
                 if not await self._bring_up(engines):
                     return None
@@ -99,7 +121,7 @@ class EngineKeeper:
         """The engines serve the version that the learner holds, proven."""
         async with self._lock:
             if self.takes_turns:
-                await asyncio.to_thread(wake_engines, engines)
+                await asyncio.to_thread(wake_engines, engines, seconds=self._seconds)
                 self._resting = False
             engines = await self._proven(version, engines, learner) or await self._send(version, engines, learner)
             self._rejoin(engines)
@@ -110,8 +132,8 @@ class EngineKeeper:
         async with self._lock:
             if self._engines is not None and self.takes_turns:
                 self._resting = True
-                level = 1 if serves_adapters(self._session.config) else 2  # weights are sent again, adapters alone not
-                await asyncio.to_thread(sleep_engines, self._engines, level)
+                level = 1 if serves_adapters(self._config) else 2  # weights are sent again, adapters alone not
+                await asyncio.to_thread(sleep_engines, self._engines, level, seconds=self._seconds)
 
     @property
     def takes_turns(self) -> bool:
@@ -120,25 +142,25 @@ class EngineKeeper:
 
     @cached_property
     def _placement(self) -> Placement:
-        return place(self._session.config, gpu_count(), learner=self._session.trains)
+        return place(self._config, gpu_count(), learner=self._trains)
 
-    async def _ask(self, model: ModelRef) -> EngineRef:
-        session, started = self._session, []
+    async def _ask(self) -> EngineRef:
+        started: list[str] = []
         # A new engine serves no version of what is trained before its adapters, or the present weights, are loaded.
-        fresh = -1 if session.trains and (serves_adapters(session.config) or session.version) else 0
+        fresh = -1 if self._trains and (serves_adapters(self._config) or self._learning.version) else 0
         engines = await asyncio.to_thread(
             ensure_engines,
-            session.config,
-            model,
-            namespace=session.namespace,
+            self._config,
+            self._model,
+            namespace=self._namespace,
             policy_version=fresh,
-            learner=session.trains,
+            learner=self._trains,
             on_start=started.append,
         )
         self._engines = engines
         replaced = self._known.intersection(started)
         self._known.update(engines.names)
-        self._session.times.count("engine/replaced/count", len(replaced))
+        self._times.count("engine/replaced/count", len(replaced))
         if replaced:
             logger.warning("replaced: %s", ", ".join(sorted(replaced)))
         return engines
@@ -147,10 +169,9 @@ class EngineKeeper:
         """The engines if they serve the version already."""
         if engines.policy_version != version:
             return None
-        canary = _canary(await Learner(learner, self._session.config.learner).canary())
+        canary = _canary(await Learner(learner, self._config.learner).canary())
         try:
-            tolerance = self._session.config.inference.canary_tolerance
-            await asyncio.to_thread(prove, engines, canary, tolerance=tolerance)
+            await self._prove(engines, canary)
         except CanaryError as error:
             logger.warning("the learner's weights are sent again: %s", error)
             return None
@@ -159,17 +180,17 @@ class EngineKeeper:
         return engines
 
     async def _send(self, version: int, engines: EngineRef, ref: LearnerRef) -> EngineRef:
-        session, learner = self._session, Learner(ref, self._session.config.learner)
+        learner = Learner(ref, self._config.learner)
         self._served = None
-        with session.times.syncing():
+        with self._times.syncing():
             if self._gpu_transfer is not None:
                 source, canary = None, _canary(await learner.canary())
                 engines, found = await self._gpu_transfer.send(engines, learner, version=version, canary=canary)
             else:
                 source, canary = await self._export(learner, version)
-                engines, found = await asyncio.to_thread(load_weights, engines, source, version=version, canary=canary)
+                engines, found = await self._load(engines, source, version, canary)
         self._served = _Served(version, canary, source)
-        session.times.note(
+        self._times.note(
             {
                 "sync/canary_difference/mean": found.canary.mean_difference if found.canary else 0.0,
                 "sync/canary_difference/max": found.canary.max_difference if found.canary else 0.0,
@@ -177,9 +198,20 @@ class EngineKeeper:
         )
         return engines
 
+    async def _prove(self, engines: EngineRef, canary: Canary) -> None:
+        tolerance = self._config.inference.canary_tolerance
+        await asyncio.to_thread(prove, engines, canary, tolerance=tolerance, seconds=self._seconds)
+
+    async def _load(
+        self, engines: EngineRef, source: WeightSource, version: int, canary: Canary
+    ) -> tuple[EngineRef, WeightUpdate]:
+        return await asyncio.to_thread(
+            load_weights, engines, source, version=version, canary=canary, seconds=self._seconds
+        )
+
     async def _export(self, learner: Learner, version: int) -> tuple[WeightSource, Canary]:
-        exchange = self._session.exchange
-        if serves_adapters(self._session.config):
+        exchange = self._exchange.folder
+        if serves_adapters(self._config):
             return AdapterFolder(exchange / "adapter"), _canary(
                 await learner.export_adapter(exchange / "adapter", version)
             )
@@ -189,21 +221,21 @@ class EngineKeeper:
     @cached_property
     def _gpu_transfer(self) -> GpuTransfer | None:
         kind = self._placement.transfer
-        wide = self._session.config.inference.tensor_parallel
-        return None if kind == "file" else GpuTransfer(kind, tensor_parallel=wide)
+        wide = self._config.inference.tensor_parallel
+        return None if kind == "file" else GpuTransfer(kind, tensor_parallel=wide, seconds=self._seconds)
 
     # What clients tell.
 
     def _lost(self, loss: EngineLoss) -> None:
         if loss.name not in self._missed:  # several clients may notice
             self._missed.add(loss.name)
-            self._session.times.count("engine/lost/count", 1)
+            self._times.count("engine/lost/count", 1)
         if self._rejoining:  # it was replaced already, before a client had noticed
             return
         self._incomplete = True
-        if self._session.config.inference.replicas > 1 and not self._replacing:
+        if self._config.inference.replicas > 1 and not self._replacing:
             self._replacing = True
-            self._session.in_background(self._replace())
+            self._background.start(self._replace())
 
     async def _replace(self) -> None:
         """Replaces what is dead, beside what lives, and lets it take part once it is proven."""
@@ -213,7 +245,7 @@ class EngineKeeper:
                     self._incomplete = False
                     if self._resting:  # its memory is the learner's now; the next stage asks for it
                         return
-                    engines = await self._ask(self._session.resolved_model)
+                    engines = await self._ask()
                     if await self._bring_up(engines):
                         self._rejoin(engines)
         finally:
@@ -222,17 +254,16 @@ class EngineKeeper:
     async def _bring_up(self, engines: EngineRef) -> bool:
         """Every engine serves what the others were last given; False if that is for the next stage to see to."""
         served = self._served
-        if not self._session.trains:
+        if not self._trains:
             return True
         if served is None:
             return False
         for name, status in zip(engines.names, await asyncio.to_thread(engine_status, engines), strict=True):
             one = engines.model_copy(update={"names": (name,), "policy_version": status.policy_version})
             if status.policy_version == served.version:
-                tolerance = self._session.config.inference.canary_tolerance
-                await asyncio.to_thread(prove, one, served.canary, tolerance=tolerance)
+                await self._prove(one, served.canary)
             elif served.source is not None:
-                await asyncio.to_thread(load_weights, one, served.source, version=served.version, canary=served.canary)
+                await self._load(one, served.source, served.version, served.canary)
             else:
                 return False
         return True

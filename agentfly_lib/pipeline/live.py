@@ -73,10 +73,10 @@ class _Observer:
     async def look(self, status: RunStatus | None) -> RunState:
         """One look; `status` if the flow has ended."""
         session = self.session
-        processes = session.clustered and status is None
+        processes = session.cluster.running and status is None
         done = next((stage.completed for stage in session.display.stages if stage.name == "steps"), None)
         if done is None and session.trains:
-            done = session.first_open_step()
+            done = session.schedule.first_open_step()
         return RunState(
             written=time.time(),
             began=self.began,
@@ -90,7 +90,7 @@ class _Observer:
             using_tools=session.times.activity.tool_calls,
             stages=session.display.stages,
             engines=await self._engines() if processes else (),
-            pools=tuple(_pool_view(pool) for pool in session.pools),
+            pools=tuple(_pool_view(pool) for pool in session.borrowing.pools),
             ranks=await asyncio.to_thread(self._learner) if processes else (),
             rows=tuple((label, _shown(metrics)) for label, metrics in session.display.rows[-_KEPT_ROWS:]),
             warnings=tuple(self.warnings.kept),

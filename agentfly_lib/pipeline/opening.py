@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,7 +11,6 @@ from agentfly_lib.leash import leash
 from agentfly_lib.pipeline.live import published
 from agentfly_lib.pipeline.session import Session
 from agentfly_lib.pipeline.stopping import raised_by, stopped_by_sigterm
-from agentfly_lib.pipeline.times import StepTimes
 from agentfly_lib.preflight import check_same_config
 from agentfly_lib.store.atomic import write_bytes
 from agentfly_lib.store.layout import RunDirectory
@@ -25,10 +23,8 @@ from agentfly_lib.viewer.live import LiveDisplay
 
 __all__ = ["open_session"]
 
-logger = logging.getLogger(__name__)
-
-_BACKGROUND_SECONDS = 20.0
 _KILLED_DRAIN_SECONDS = 10.0
+"""Who ends a flow does not wait for long; what is left for MLflow is sent at the next start."""
 
 
 @asynccontextmanager
@@ -62,20 +58,21 @@ async def open_session(config: RunConfig, *, trains: bool, termination: type[Bas
                 tracker=tracker,
                 display=LiveDisplay.current(),
                 trains=trains,
-                times=StepTimes(ahead=config.rollout.max_policy_lag),
             )
             async with published(session, termination), session.closing:
                 if trains:
                     bar = session.closing.enter_context(session.display.stage("steps", total=config.run.steps))
-                    bar.update(completed=session.first_open_step())
+                    bar.update(completed=session.schedule.first_open_step())
                     session.steps_bar = bar
-                with stopped_by_sigterm():
-                    try:
-                        yield session
-                        await _finish_background(session)
-                    finally:  # before the actors that it may be about to start or to ask are ended
-                        for task in session.background:
-                            task.cancel()
+                try:
+                    with stopped_by_sigterm():
+                        try:
+                            yield session
+                            await session.background.finish()
+                        finally:  # before the actors that it may be about to start or to ask are ended
+                            session.background.cancel()
+                finally:
+                    await _finish_checkpoint(session)
             status = "FINISHED"
         except (KeyboardInterrupt, asyncio.CancelledError):
             status = "KILLED"
@@ -87,14 +84,14 @@ async def open_session(config: RunConfig, *, trains: bool, termination: type[Bas
             raise
         finally:
             patience = config.tracking.drain_seconds
-            if status == "KILLED":  # who ends a flow does not wait for long; what is left is sent at the next start
+            if status == "KILLED":
                 patience = min(patience, _KILLED_DRAIN_SECONDS)
             await asyncio.to_thread(tracker.finish, status, timeout=patience)
 
 
-async def _finish_background(session: Session) -> None:
-    if session.background:
-        _, late = await asyncio.wait(session.background, timeout=_BACKGROUND_SECONDS)
-        for task in late:
-            task.cancel()
-            logger.warning("background work was not done after %.0f s and is given up", _BACKGROUND_SECONDS)
+async def _finish_checkpoint(session: Session) -> None:
+    """However the session ends, and before the ranks do."""
+    if session.learning.saving is not None:
+        from agentfly_lib.pipeline.saving import finish_early  # needs Ray, which preparing and scoring do without
+
+        await finish_early(session.learning.saving, session.config.learner)

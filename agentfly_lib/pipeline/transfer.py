@@ -7,7 +7,8 @@ engine or a rank was replaced, all meet again.
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from agentfly_lib.inference.actor import engine_status, load_weights, open_transfer
 from agentfly_lib.inference.canary import Canary
@@ -26,9 +27,11 @@ class GpuTransfer:
     A broadcast that breaks off ends the learner too, which starts again from its checkpoint.
     """
 
-    def __init__(self, kind: Literal["nccl", "ipc"], *, tensor_parallel: int) -> None:
+    def __init__(self, kind: Literal["nccl", "ipc"], *, tensor_parallel: int, seconds: float) -> None:
+        """`seconds` is the limit of an engine, for each meeting and each reception."""
         self._kind = kind
         self._wide = tensor_parallel
+        self._seconds = seconds
         self._met: tuple[list[int], list[int]] | None = None
 
     async def send(
@@ -55,7 +58,9 @@ class GpuTransfer:
     async def _receive(
         self, engines: EngineRef, update: dict[str, object], version: int, canary: Canary
     ) -> tuple[EngineRef, WeightUpdate]:
-        return await asyncio.to_thread(load_weights, engines, Transfer(update), version=version, canary=canary)
+        return await asyncio.to_thread(
+            load_weights, engines, Transfer(update), version=version, canary=canary, seconds=self._seconds
+        )
 
     async def _meet(self, engines: EngineRef, learner: Learner, version: int) -> None:
         statuses = await asyncio.to_thread(engine_status, engines)
@@ -70,8 +75,11 @@ class GpuTransfer:
                 for number in range(len(engines.names))
             ]
             async with asyncio.TaskGroup() as group:
-                group.create_task(asyncio.to_thread(open_transfer, engines, invitations))
+                group.create_task(self._open(engines, invitations))
                 group.create_task(learner.send(version, "open", address, port, world))
         else:
-            await asyncio.to_thread(open_transfer, engines, [{}] * len(engines.names))
+            await self._open(engines, [{}] * len(engines.names))
         self._met = there
+
+    async def _open(self, engines: EngineRef, invitations: Sequence[Mapping[str, Any]]) -> None:
+        await asyncio.to_thread(open_transfer, engines, invitations, seconds=self._seconds)

@@ -17,6 +17,8 @@ These classes only name paths; they touch no disk except to list what is there.
 
 from __future__ import annotations
 
+import hashlib
+import platform
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -116,6 +118,12 @@ class RunDirectory:
     def curriculum_file(self) -> Path:
         """How the problems went so far, where their order depends on it."""
         return self.path / "curriculum.json"
+
+    @property
+    def namespace(self) -> str:
+        """Of the run's Ray actors: one per directory, so that runs of the same name do not meet on a cluster."""
+        where = f"{platform.node()}:{self.path.resolve()}"
+        return f"agentfly-{self.path.name}-{hashlib.sha256(where.encode()).hexdigest()[:12]}"
 
     @property
     def lock_file(self) -> Path:

@@ -93,6 +93,10 @@ class World:
 
     # What the flow asks its session.
 
+    @property
+    def schedule(self) -> World:
+        return self
+
     def first_open_step(self) -> int:
         return min(self.plan.first, self.plan.steps)
 
@@ -214,7 +218,7 @@ class World:
         }
         free = dict.fromkeys(("prepare", "resolve", "check", "catch_up"), nothing)
 
-        async def report(_name: str) -> str:
+        async def report() -> str:
             return "report"
 
         config = SimpleNamespace(

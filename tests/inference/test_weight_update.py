@@ -161,16 +161,24 @@ class SecondWeights:
 async def test_an_engine_that_was_found_with_other_weights_of_the_same_version_is_sent_the_learners(
     actor, served, variants, variant, canaries, engine_config, tmp_path, monkeypatch
 ):
-    from agentfly_lib.refs import LearnerRef
     from agentfly_lib.pipeline import engines
+    from agentfly_lib.pipeline.background import Background
+    from agentfly_lib.pipeline.learning import Learning
     from agentfly_lib.pipeline.times import StepTimes
+    from agentfly_lib.refs import LearnerRef, ModelRef
 
     learner = SecondWeights(variants[variant].second_weights, canaries["second"])
     monkeypatch.setattr(engines, "Learner", lambda ref, config: learner)
-    session = SimpleNamespace(
-        config=engine_config(), exchange=tmp_path, times=StepTimes(), trains=True, version=0, namespace="none"
+    keeper = engines.EngineKeeper(
+        engine_config(),
+        model=ModelRef(path=variants[variant].first, fingerprint=""),
+        namespace="none",
+        trains=True,
+        exchange=SimpleNamespace(folder=tmp_path),  # pyright: ignore[reportArgumentType]
+        learning=Learning(),
+        times=StepTimes(),
+        background=Background(),
     )
-    keeper = engines.EngineKeeper(session)  # pyright: ignore[reportArgumentType]
     ref = LearnerRef(names=("rank",), namespace="none", policy_version=0)
 
     found = await keeper.serve(0, served, ref)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 pytest.importorskip("ray")
 
 from agentfly_lib.pipeline.activity import RunActivity
-from agentfly_lib.pipeline.session import Session
 from agentfly_lib.pipeline.times import StepTimes
 from agentfly_lib.refs import StepReport
 from agentfly_lib.rewards.stage import ScoredStep
@@ -185,31 +183,3 @@ def test_steps_that_nobody_will_ask_for_are_not_kept(hand: Hand) -> None:
         times.scored(step, scored())
         times.note({"a": 1.0}, step)
     assert set(times._scored) == set(times._notes) == {0, 1}
-
-
-class TestResources:
-    """What collections that overlap have borrowed is counted once."""
-
-    @staticmethod
-    def session(counted: dict[str, float]) -> Session:
-        session = Session.__new__(Session)
-        session._counted = {}
-        session._resources = SimpleNamespace(metrics=lambda: dict(counted))  # pyright: ignore[reportAttributeAccessIssue]
-        return session
-
-    def test_by_hand(self) -> None:
-        counted = {"lent": 0.0, "alive/max": 0.0}
-        session = self.session(counted)
-        first = dict(counted)
-        counted |= {"lent": 3.0, "alive/max": 2.0}
-        second = dict(counted)
-        counted |= {"lent": 7.0, "alive/max": 5.0}
-        assert session.resources_since(first) == {"lent": 7.0, "alive/max": 5.0}
-        counted |= {"lent": 8.0}
-        assert session.resources_since(second) == {"lent": 1.0, "alive/max": 5.0}, (
-            "the first has counted the other four"
-        )
-        counted |= {"lent": 10.0}  # an evaluation, between collections
-        third = dict(counted)
-        counted |= {"lent": 15.0}
-        assert session.resources_since(third)["lent"] == 5.0

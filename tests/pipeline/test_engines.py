@@ -12,8 +12,9 @@ from agentfly_lib.inference.canary import CanaryReport
 from agentfly_lib.inference.placement import Placement
 from agentfly_lib.inference.source import AdapterFolder
 from agentfly_lib.inference.weight_update import WeightUpdate
+from agentfly_lib.pipeline.learning import Learning
 from agentfly_lib.pipeline.times import StepTimes
-from agentfly_lib.refs import EngineRef, LearnerRef
+from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef
 
 pytestmark = pytest.mark.stack
 
@@ -45,7 +46,7 @@ class Machines:
         self.dead.clear()
         return EngineRef(names=self.names, namespace="n", policy_version=min(self.versions.values()))
 
-    def load(self, ref, source, *, version, canary):
+    def load(self, ref, source, *, version, canary, seconds):
         self.note(f"load {version} from {source.path.name if isinstance(source, AdapterFolder) else source.name}")
         assert not self.asleep & set(ref.names), "weights for an engine that sleeps"
         self.versions |= dict.fromkeys(ref.names, version)
@@ -53,19 +54,19 @@ class Machines:
         update = WeightUpdate(version=version, load_seconds=0, reset_seconds=0, canary_seconds=0, canary=report)
         return ref.model_copy(update={"policy_version": version}), update
 
-    def prove(self, ref, canary, *, tolerance):
+    def prove(self, ref, canary, *, tolerance, seconds):
         self.note(f"prove {' '.join(ref.names)}")
 
     def status(self, ref):
         return [SimpleNamespace(policy_version=self.versions[name]) for name in ref.names]
 
-    def sleep(self, ref, level):
+    def sleep(self, ref, level, *, seconds):
         self.note(f"sleep {level}")
         self.asleep |= set(ref.names)
         if level == 2:
             self.versions |= dict.fromkeys(ref.names, -1)
 
-    def wake(self, ref):
+    def wake(self, ref, *, seconds):
         self.note("wake")
         self.asleep.clear()
 
@@ -90,7 +91,7 @@ class FakeLearner:
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
-    """`kept(machines, kind="split", lora=False)`: a keeper of these machines, and its session."""
+    """`kept(machines, kind="split", lora=False)`: a keeper of these machines, its clock, and its background work."""
     from agentfly_lib.pipeline import engines as module
 
     def make(machines: Machines, kind="split", *, lora=False, trains=True):
@@ -109,26 +110,28 @@ def kept(monkeypatch, tmp_path):
                 lora_sync="adapter" if lora else "merged",
                 replicas=len(machines.names),
                 tensor_parallel=1,
+                update_timeout_seconds=7.0,
             ),
         )
-        session = SimpleNamespace(
-            config=config,
-            version=0,
-            exchange=tmp_path,
+        times = StepTimes()
+        keeper = module.EngineKeeper(
+            config,  # pyright: ignore[reportArgumentType]
+            model=ModelRef(path=tmp_path, fingerprint="m"),
             namespace="n",
-            times=StepTimes(),
             trains=trains,
-            resolved_model=None,
-            in_background=lambda coroutine: work.append(asyncio.ensure_future(coroutine)),
+            exchange=SimpleNamespace(folder=tmp_path),  # pyright: ignore[reportArgumentType]
+            learning=Learning(),
+            times=times,
+            background=SimpleNamespace(start=lambda work_: work.append(asyncio.ensure_future(work_))),  # pyright: ignore[reportArgumentType]
         )
-        return module.EngineKeeper(session), session, work  # pyright: ignore[reportArgumentType]
+        return keeper, times, work
 
     return make
 
 
 async def steps(keeper, versions) -> None:
     for version in versions:
-        await keeper.serve(version, await keeper.ask(None), LEARNER)
+        await keeper.serve(version, await keeper.ask(), LEARNER)
         await keeper.rest()
 
 
@@ -167,9 +170,9 @@ async def test_a_stage_that_failed_is_made_again_with_awake_engines(kept):
     await steps(keeper, [0])
     machines.failures["load 1 from policy.safetensors"] = EngineError("engine 'engine-1' is gone")
     with pytest.raises(EngineError, match="is gone"):
-        await keeper.serve(1, await keeper.ask(None), LEARNER)
+        await keeper.serve(1, await keeper.ask(), LEARNER)
     machines.dead = {"engine-1"}
-    engines = await keeper.serve(1, await keeper.ask(None), LEARNER)
+    engines = await keeper.serve(1, await keeper.ask(), LEARNER)
     assert engines.policy_version == 1
     assert machines.log[-5:] == [
         *("load 1 from policy.safetensors", "start engine-1", "wake", "export 1", "load 1 from policy.safetensors")
@@ -181,15 +184,15 @@ async def test_a_learner_that_trains_again_after_a_kill_has_the_memory_for_it(ke
     keeper, _, _ = kept(machines, "colocated")
     await keeper.rest()  # nothing is there yet
     assert machines.log == []
-    await keeper.ask(None)
+    await keeper.ask()
     await keeper.rest()
-    await keeper.serve(2, await keeper.ask(None), LEARNER)
+    await keeper.serve(2, await keeper.ask(), LEARNER)
     assert machines.log == ["sleep 2", "wake", "export 2", "load 2 from policy.safetensors"]
 
 
 async def test_a_lost_engine_is_replaced_with_what_the_others_serve_and_joins_once_it_is_proven(kept):
     machines = Machines()
-    keeper, session, work = kept(machines)
+    keeper, times, work = kept(machines)
     await steps(keeper, range(2))
     joined: list[str] = []
     keeper._clients.add(client := Joiner(joined))
@@ -200,7 +203,7 @@ async def test_a_lost_engine_is_replaced_with_what_the_others_serve_and_joins_on
     assert len(work) == 1
     assert machines.log[-3:] == ["start engine-1", "prove engine-0", "load 1 from policy.safetensors"]
     assert set(joined) == {"engine-0", "engine-1"}
-    counted = session.times._notes[0]
+    counted = times._notes[0]
     assert (counted["engine/replaced/count"], counted["engine/lost/count"]) == (1, 1)
     assert client is not None
 
@@ -244,7 +247,7 @@ async def test_while_engines_sleep_none_is_started_in_the_background(kept):
     keeper._lost(SimpleNamespace(name="engine-1"))
     await asyncio.gather(*work)
     assert machines.log == before
-    await keeper.serve(1, await keeper.ask(None), LEARNER)
+    await keeper.serve(1, await keeper.ask(), LEARNER)
     assert "start engine-1" in machines.log
 
 

@@ -39,11 +39,11 @@ def session(tmp_path: Path) -> Any:
         directory=RunDirectory(tmp_path),
         display=display,
         times=SimpleNamespace(activity=RunActivity()),
-        pools=[a_pool()],
+        borrowing=SimpleNamespace(pools=[a_pool()]),
         namespace="n",
-        clustered=True,
+        cluster=SimpleNamespace(running=True),
         trains=True,
-        first_open_step=lambda: 7,
+        schedule=SimpleNamespace(first_open_step=lambda: 7),
     )
 
 
@@ -135,7 +135,7 @@ async def test_an_engine_that_dies_or_hangs_is_shown_so(session: Any, answers: d
 async def test_how_it_ended(
     session: Any, answers: dict[str, Callable[[], Any]], error: BaseException, status: str
 ) -> None:
-    session.clustered = False
+    session.cluster.running = False
     with pytest.raises(type(error)):
         async with live.published(session, Terminated):
             raise error
@@ -158,7 +158,7 @@ async def test_a_full_disk_stops_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(live, "write_state", full)
-    session.clustered = False
+    session.cluster.running = False
     async with live.published(session, Terminated), asyncio.timeout(60):
         while len(tries) < 5:
             await asyncio.sleep(0.01)

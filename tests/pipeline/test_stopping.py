@@ -12,11 +12,13 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import asyncio, contextlib, os, signal, sys, threading, time
-from prefect.exceptions import TerminationSignal
 from agentfly_lib.pipeline.stopping import stopped_by_sigterm
 
+class TerminationSignal(BaseException):
+    pass
+
 def prefects_own(number, frame):  # raises from whatever code runs, as Prefect's handler does
-    raise TerminationSignal(signal=number)
+    raise TerminationSignal
 
 def strike():
     os.kill(os.getpid(), signal.SIGTERM)

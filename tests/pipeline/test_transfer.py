@@ -30,10 +30,10 @@ class Sides:
     def engine_status(self, ref):
         return [SimpleNamespace(pid=pid) for pid in self.engine_pids]
 
-    def open_transfer(self, ref, infos):
+    def open_transfer(self, ref, infos, *, seconds):
         self.log.append(("meet", infos))
 
-    def load_weights(self, ref, source, *, version, canary):
+    def load_weights(self, ref, source, *, version, canary, seconds):
         self.received = dict(source.update_info)
         if "ipc_handles" not in self.received:
             assert self.sending.wait(30), "the learner must send while engines receive"
@@ -78,7 +78,7 @@ async def send(transfer, sides, version):
 async def test_nccl_meets_once_and_again_with_a_replaced_engine(sides):
     from agentfly_lib.pipeline.transfer import GpuTransfer
 
-    transfer = GpuTransfer("nccl", tensor_parallel=2)
+    transfer = GpuTransfer("nccl", tensor_parallel=2, seconds=60.0)
     engines, _ = await send(transfer, sides, 1)
     assert engines.policy_version == 1
     place = {"master_address": "127.0.0.1", "master_port": 5000, "world_size": 5}
@@ -99,7 +99,7 @@ async def test_nccl_meets_once_and_again_with_a_replaced_engine(sides):
 async def test_ipc_tells_each_gpu_where_its_copy_is_and_lets_go_afterwards(sides):
     from agentfly_lib.pipeline.transfer import GpuTransfer
 
-    await send(GpuTransfer("ipc", tensor_parallel=2), sides, 1)
+    await send(GpuTransfer("ipc", tensor_parallel=2, seconds=60.0), sides, 1)
     assert sides.received["ipc_handles"] == [{"gpu-a": ("a0",), "gpu-b": ("b0",)}, {"gpu-a": ("a1",), "gpu-b": ("b1",)}]
     assert sides.log == [("meet", [{}, {}]), ("describe",), ("share",), ("load", 1), ("release",)]
 
@@ -113,7 +113,7 @@ async def test_a_broadcast_that_nobody_receives_ends_the_learner(sides, monkeypa
 
     monkeypatch.setattr(transfer, "load_weights", fail)
     with pytest.raises(ExceptionGroup) as caught:
-        await send(transfer.GpuTransfer("nccl", tensor_parallel=2), sides, 1)
+        await send(transfer.GpuTransfer("nccl", tensor_parallel=2, seconds=60.0), sides, 1)
     assert caught.group_contains(EngineError, match="is gone")
     assert sides.log[-1] == ("learner ends",)
 
@@ -127,5 +127,5 @@ async def test_ipc_lets_go_when_an_engine_fails_too(sides, monkeypatch):
 
     monkeypatch.setattr(transfer, "load_weights", fail)
     with pytest.raises(EngineError):
-        await send(transfer.GpuTransfer("ipc", tensor_parallel=2), sides, 1)
+        await send(transfer.GpuTransfer("ipc", tensor_parallel=2, seconds=60.0), sides, 1)
     assert sides.log[-1] == ("release",)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +12,10 @@ import pytest
 pytest.importorskip("ray")
 
 import tasks.update as subject
-from agentfly_lib.configs import CheckpointConfig
+from agentfly_lib.configs import CheckpointConfig, LearnerConfig
 from agentfly_lib.errors import ShardError
+from agentfly_lib.pipeline import saving
+from agentfly_lib.pipeline.learning import Learning
 from agentfly_lib.refs import CheckpointRef, LearnerRef
 from agentfly_lib.store.layout import RunDirectory
 
@@ -60,7 +61,7 @@ def session(tmp_path: Path, ranks: FakeLearner, monkeypatch: pytest.MonkeyPatch)
     logged: list[int] = []
     made = SimpleNamespace(
         config=SimpleNamespace(
-            learner=SimpleNamespace(update_timeout_seconds=60.0, start_timeout_seconds=60.0),
+            learner=LearnerConfig(),
             checkpoint=CheckpointConfig(),
             run=SimpleNamespace(steps=4),
         ),
@@ -68,21 +69,15 @@ def session(tmp_path: Path, ranks: FakeLearner, monkeypatch: pytest.MonkeyPatch)
         tracker=SimpleNamespace(log_checkpoint=lambda path, *, version, digest: logged.append(version)),
         display=SimpleNamespace(stage=lambda name: nullcontext()),
         times=SimpleNamespace(outside=nullcontext),
-        learning=asyncio.Lock(),
-        closing=AsyncExitStack(),
-        saving=None,
-        settles=False,
+        schedule=SimpleNamespace(since_checkpoint=lambda version: 1),
+        learning=Learning(),
         logged=logged,
     )
     (tmp_path / "checkpoints").mkdir()
 
-    async def living(_session: Any, version: int, learner: LearnerRef) -> LearnerRef:
-        return learner
-
+    monkeypatch.setattr(saving, "Learner", ranks)
     for name, value in {
         "current_session": lambda: made,
-        "living_learner": living,
-        "Learner": ranks,
         "_announce": lambda *_: None,
         "settle": subject.settle.fn,
     }.items():
@@ -94,25 +89,29 @@ def held(version: int) -> LearnerRef:
     return LearnerRef(names=("rank",), namespace="n", policy_version=version)
 
 
+def owed(session: SimpleNamespace) -> int | None:
+    return session.learning.saving and session.learning.saving.version
+
+
 async def test_the_run_goes_on_and_takes_note_later(session: SimpleNamespace, ranks: FakeLearner) -> None:
     await subject.checkpoint.fn(2, held(2))
-    assert (session.saving, session.logged) == (2, [])
+    assert (owed(session), session.logged) == (2, [])
     await subject.settle(held(3), wait=False)
-    assert (session.saving, session.logged) == (2, []), "it is still being written"
+    assert (owed(session), session.logged) == (2, []), "it is still being written"
     ranks.fate = "done"
     await subject.settle(held(3), wait=False)
-    assert (session.saving, session.logged, ranks.saved) == (None, [2], [])
+    assert (owed(session), session.logged, ranks.saved) == (None, [2], [])
 
 
 async def test_the_next_checkpoint_waits_for_the_one_before(session: SimpleNamespace, ranks: FakeLearner) -> None:
     await subject.checkpoint.fn(1, held(1))
     await subject.checkpoint.fn(2, held(2))
-    assert (session.saving, session.logged) == (2, [1])
+    assert (owed(session), session.logged) == (2, [1])
 
 
 async def test_the_last_one_is_waited_for(session: SimpleNamespace, ranks: FakeLearner) -> None:
     await subject.checkpoint.fn(4, held(4))
-    assert (session.saving, session.logged) == (None, [4])
+    assert (owed(session), session.logged) == (None, [4])
 
 
 async def test_a_failure_is_raised_and_made_up_for_by_the_next_try(
@@ -122,10 +121,10 @@ async def test_a_failure_is_raised_and_made_up_for_by_the_next_try(
     ranks.fate = ShardError("the disk is full")
     with pytest.raises(ShardError, match="the disk is full"):
         await subject.settle(held(3), wait=False)
-    assert session.saving == 2, "nothing was saved, so it is still owed"
+    assert owed(session) == 2, "nothing was saved, so it is still owed"
     await subject.settle(held(3), wait=False)
     assert [path.name for path in ranks.saved] == ["000003"]
-    assert (session.saving, session.logged) == (None, [3])
+    assert (owed(session), session.logged) == (None, [3])
 
 
 async def test_one_that_went_with_its_ranks_is_made_up_for(session: SimpleNamespace, ranks: FakeLearner) -> None:
@@ -135,7 +134,23 @@ async def test_one_that_went_with_its_ranks_is_made_up_for(session: SimpleNamesp
     assert ([path.name for path in ranks.saved], session.logged) == (["000003"], [3])
 
 
+async def test_a_failure_to_forget_old_ones_costs_no_checkpoint(
+    session: SimpleNamespace, ranks: FakeLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("a disk that is slow to wake")
+
+    await subject.checkpoint.fn(2, held(2))
+    ranks.fate = "done"
+    with monkeypatch.context() as once:
+        once.setattr(saving, "forget", fail)
+        with pytest.raises(OSError, match="slow to wake"):
+            await subject.settle(held(3), wait=False)
+    await subject.settle(held(3), wait=False)
+    assert (owed(session), session.logged, ranks.saved) == (None, [2], [])
+
+
 async def test_a_session_that_ends_early_waits_for_the_writer(session: SimpleNamespace, ranks: FakeLearner) -> None:
     await subject.checkpoint.fn(2, held(2))
-    await session.closing.aclose()
+    await saving.finish_early(session.learning.saving, session.config.learner)
     assert ranks.fate == "gone", "it was asked, and waited for"

@@ -10,8 +10,8 @@ pytest.importorskip("ray")
 
 from agentfly_lib.configs import LearnerConfig
 from agentfly_lib.errors import UserError
+from agentfly_lib.pipeline.replay import require_same_shape
 from agentfly_lib.training.checkpoint import CheckpointState
-from tasks.replay import require_same_shape
 
 TWO_RANKS = CheckpointState(
     policy_version=4, nonfinite_in_row=0, ranks=2, zero_stage=2, dtype="float32", trained_with={}

@@ -11,9 +11,9 @@ pytest.importorskip("ray")
 from agentfly_lib.configs import CheckpointConfig
 from agentfly_lib.evaluation.intervals import Estimate
 from agentfly_lib.evaluation.report import EvaluationReport, write_report
+from agentfly_lib.pipeline.saving import forget
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.training.checkpoint import CheckpointState, seal, staging_directory
-from tasks.update import forget
 
 
 def write(directory: RunDirectory, version: int, reward: float | None) -> None:
