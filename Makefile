@@ -56,7 +56,8 @@ $(TOOLS): $(TOOLS_LOCK) $(PACKAGES)
 demo: $(STAMP) ## watch a small model learn to use a calculator (minutes, no GPU)
 	$(BIN)/agentfly train recipes/demo.toml $(ARGS)
 
-# The many small tests side by side; then, two at a time, those that start engines, learners and containers.
+# The many small tests side by side; then, two at a time and the longest first, those that start engines, learners and
+# containers.
 SMALL := not stack and not slow and not container
 
 test: $(STAMP) ## run all tests, or some: make test ARGS=tests/store
@@ -64,7 +65,7 @@ ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
 	$(BIN)/python -m pytest -m "$(SMALL)" -n auto --maxprocesses 8 --dist loadfile
-	$(BIN)/python -m pytest -m "not ($(SMALL))" -n auto --maxprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not ($(SMALL))" -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 endif
 
 test-fast: $(STAMP) ## run the tests that take milliseconds

@@ -16,6 +16,13 @@ from agentfly_lib.configs import RayConfig
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is first imported; no test waits for a hub
 
+_LONGEST = ("tests/flows/", "tests/serve/")
+"""Files below these take minutes. They come first, so that no worker has one left when the others are done."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
+
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
