@@ -77,6 +77,7 @@ def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterato
             import ray
             from ray._private import ray_constants
 
+            _never_again_by_itself()
             ray_constants.ENABLE_RAY_CLUSTER = False  # what `_LOOPBACK_ONLY` says, had Ray been imported before
             ray.init(
                 num_cpus=max(cpus_needed, os.cpu_count() or 1),
@@ -106,6 +107,7 @@ def _join(address: str, namespace: str) -> None:
     import ray
     from ray.exceptions import AuthenticationError
 
+    _never_again_by_itself()
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except (AuthenticationError, ConnectionError, RuntimeError) as error:
@@ -115,6 +117,13 @@ def _join(address: str, namespace: str) -> None:
             f"cluster (ray start --address={address}; --num-cpus=0 if it is to compute nothing), with the same Python "
             "and Ray, and the cluster's token"
         ) from error
+
+
+def _never_again_by_itself() -> None:
+    """A thread that asks Ray after it was left would otherwise start another, which listens to everybody."""
+    from ray._private import auto_init_hook
+
+    auto_init_hook.enable_auto_connect = False
 
 
 def end_actors(namespace: str) -> None:

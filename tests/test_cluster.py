@@ -39,7 +39,11 @@ with start_ray(RayConfig(object_store_mib=80), cpus_needed=3, namespace="cluster
     assert ray.cluster_resources()["CPU"] >= 3
     print(folder, ray.get_runtime_context().gcs_address, flush=True)
     sys.stdin.readline()
-print("ended", flush=True)
+try:
+    ray.get_actor("busy", namespace="cluster-test")  # as a thread may that was left behind
+except ray.exceptions.RaySystemError:
+    assert not ray.is_initialized()
+    print("ended", flush=True)
 """
 
 

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +22,12 @@ from agentfly_lib.inference.link import EngineLink
 from agentfly_lib.inference.server import PackedRequest, Reply, pack_request, unpack_reply
 from agentfly_lib.refs import EngineRef
 
-__all__ = ["EngineLoss", "RayGenerate", "find_engine"]
+__all__ = ["EngineLoss", "FoundEngine", "RayGenerate", "find_engine", "find_engines"]
 
 logger = logging.getLogger(__name__)
+
+FoundEngine = Any | EngineError
+"""Ray's handle of an engine, which has no type of its own, or why there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +64,17 @@ class RayGenerate:
     Use from one event loop at a time. Nothing needs closing: while no request waits, nothing runs.
     """
 
-    def __init__(self, ref: EngineRef, *, on_loss: Callable[[EngineLoss], None] | None = None) -> None:
+    def __init__(
+        self,
+        ref: EngineRef,
+        *,
+        on_loss: Callable[[EngineLoss], None] | None = None,
+        found: Mapping[str, FoundEngine] | None = None,
+    ) -> None:
         """Find the engines of `ref`; raises `EngineError` if there is none.
 
         on_loss: told of each engine that is lost, in the event loop.
+        found: what `find_engines` found, for a caller that must not block.
         """
         self.losses: list[EngineLoss] = []
         """Engines that were lost, in order."""
@@ -79,7 +89,7 @@ class RayGenerate:
         self._last_error: EngineError | None = None
         for name in ref.names:
             try:
-                self.join(name)
+                self.join(name, found[name] if found else None)
             except EngineError as error:
                 self._note_loss(name, error)
         if self._last_error is not None and not self._links:
@@ -90,12 +100,16 @@ class RayGenerate:
         """Engines that get requests now."""
         return self._balancer.names
 
-    def join(self, name: str) -> None:
+    def join(self, name: str, found: FoundEngine | None = None) -> None:
         """An engine gets requests (again): one that was replaced, or proven after an update that had failed.
+
+        found: what `find_engines` found of it, for a caller that must not block.
 
         Raises `EngineError` if there is none of this name.
         """
-        actor = find_engine(name, self._namespace)
+        actor = find_engine(name, self._namespace) if found is None else found
+        if isinstance(actor, EngineError):
+            raise actor
         link = self._links.get(name)
         if link is not None and link.actor != actor:
             self.on_gone(name, EngineError(f"engine {name!r} was replaced"))
@@ -264,13 +278,24 @@ class RayGenerate:
 
 
 def find_engine(name: str, namespace: str) -> Any:
-    """Ray's handle of an engine. Raises `EngineError` if there is none of this name."""
+    """Ray's handle of an engine. Raises `EngineError` if there is none of this name. Blocks."""
     import ray
 
     try:
         return ray.get_actor(name, namespace=namespace)
     except ValueError:
         raise EngineError(f"there is no engine {name!r} in namespace {namespace!r}; ensure_engines starts it") from None
+
+
+def find_engines(names: Sequence[str], namespace: str) -> dict[str, FoundEngine]:
+    """Of each name Ray's handle of the engine, or why there is none. Blocks."""
+    found: dict[str, FoundEngine] = {}
+    for name in names:
+        try:
+            found[name] = find_engine(name, namespace)
+        except EngineError as error:
+            found[name] = error
+    return found
 
 
 def _otherwise(name: str) -> InfrastructureError:

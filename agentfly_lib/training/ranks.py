@@ -29,6 +29,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from agentfly_lib.configs import LearnerConfig, RunConfig
 from agentfly_lib.errors import AgentFlyError, LearnerError
 from agentfly_lib.orphan import ORPHANED_SECONDS, OrphanTimer
+from agentfly_lib.ray_calls import abandoned_calls_end, ray_call
 from agentfly_lib.refs import CheckpointRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.training.identity import learner_fingerprint, process_environment
 from agentfly_lib.training.placement import rank_options
@@ -233,20 +234,20 @@ class Learner:
         return await self._all("status", seconds=PING_SECONDS)
 
     def close(self) -> None:
-        """Ends all ranks."""
-        _end([handle for name in self._names if (handle := _find(name, self._namespace)) is not None])
+        """Ends all ranks. Blocks."""
+        _end_named(self._names, self._namespace)
 
     async def _all(self, method: str, *arguments: Any, seconds: float | None = None) -> list[Any]:
-        handles = []
-        for name in self._names:
-            handle = _find(name, self._namespace)
+        handles = await ray_call(self._handles)
+        return await _call_all(handles, method, arguments, seconds or self._seconds)
+
+    def _handles(self) -> dict[str, Any]:
+        handles = {name: _find(name, self._namespace) for name in self._names}
+        for name, handle in handles.items():
             if handle is None:
                 self.close()
                 raise LearnerError(f"the learner's rank {name} is gone; run the same command again to restart it")
-            handles.append(handle)
-        return await _call_all(
-            dict(zip(self._names, handles, strict=True)), method, arguments, seconds or self._seconds
-        )
+        return handles
 
 
 async def ensure_learner(
@@ -266,20 +267,23 @@ async def ensure_learner(
     """
     names = tuple(f"{run_name}-learner-{rank}" for rank in range(config.learner.ranks))
     fingerprint = learner_fingerprint(config, model)
-    present = _existing(f"{run_name}-learner-", namespace)
+    await abandoned_calls_end()  # an earlier start, which may be about to make ranks of the same names
+    present = await ray_call(_existing, f"{run_name}-learner-", namespace)
     if set(present) == set(names):
         version = await _held_version([present[name] for name in names], fingerprint)
         if version is not None and version >= (checkpoint.policy_version if checkpoint else 0):
             return LearnerRef(names=names, namespace=namespace, policy_version=version)
     if present:
         logger.warning("replacing the learner's ranks %s", ", ".join(sorted(present)))
-        _end(list(present.values()))
-        await _until_gone(list(present), namespace)
+        await ray_call(_end, list(present.values()))
+        await ray_call(_until_gone, list(present), namespace)
 
     deadline = time.monotonic() + config.learner.start_timeout_seconds
-    handles = {name: _start(rank, name, namespace, config, fingerprint) for rank, name in enumerate(names)}
-    first = {names[0]: handles[names[0]]}
+    handles: dict[str, Any] = {}
     try:
+        for rank, name in enumerate(names):
+            handles[name] = await ray_call(_start, rank, name, namespace, config, fingerprint)
+        first = {names[0]: handles[names[0]]}
         meeting_point = (await _call_all(first, "meeting_point", (), deadline - time.monotonic()))[0]
         versions = await _call_all(
             handles,
@@ -289,7 +293,7 @@ async def ensure_learner(
             numbered=True,
         )
     except BaseException:
-        _end(list(handles.values()))
+        await ray_call(_end_named, names, namespace)
         raise
     return LearnerRef(names=names, namespace=namespace, policy_version=versions[0])
 
@@ -359,7 +363,7 @@ async def _call_all(
         if call.done() and not call.cancelled() and (error := call.exception())
     }
     if pending or not all(isinstance(error, AgentFlyError) for error in errors.values()):
-        _end(list(handles.values()))
+        await ray_call(_end, list(handles.values()))
     if timed_out:
         late = [name for name, call in calls.items() if call in pending]
         raise LearnerError(
@@ -408,7 +412,7 @@ def _existing(prefix: str, namespace: str) -> dict[str, Any]:
 
 
 def ranks_alive(run_name: str, namespace: str) -> bool:
-    """There are ranks of this run, whoever started them. Ray must be running."""
+    """There are ranks of this run, whoever started them. Ray must be running. Blocks."""
     return bool(_existing(f"{run_name}-learner-", namespace))
 
 
@@ -417,12 +421,16 @@ def _end(handles: Sequence[Any]) -> None:
         ray.kill(handle, no_restart=True)
 
 
-async def _until_gone(names: Sequence[str], namespace: str) -> None:
+def _end_named(names: Sequence[str], namespace: str) -> None:
+    _end([handle for name in names if (handle := _find(name, namespace)) is not None])
+
+
+def _until_gone(names: Sequence[str], namespace: str) -> None:
     deadline = time.monotonic() + PING_SECONDS
     while any(_find(name, namespace) is not None for name in names):
         if time.monotonic() > deadline:
             raise LearnerError(f"the old ranks {', '.join(names)} do not end; stop Ray (`ray stop`) and try again")
-        await asyncio.sleep(0.05)
+        time.sleep(0.05)  # Ray tells nobody when a name is free again
 
 
 def _first_line(error: Exception) -> str:
