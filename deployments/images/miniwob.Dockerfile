@@ -1,7 +1,8 @@
 # MiniWoB over HTTP, an episode and a Chromium for each client. From the repository's root:
 #   docker build -f deployments/images/miniwob.Dockerfile -t agentfly/miniwob .
-#   docker run --rm -p 127.0.0.1:8000:8000 --shm-size 1g --security-opt seccomp=unconfined agentfly/miniwob
-# The browser runs behind bubblewrap, which needs user namespaces: Docker's own list of system calls forbids them.
+#   docker run --rm -p 127.0.0.1:8000:8000 --shm-size 1g --security-opt seccomp=unconfined \
+#     --security-opt systempaths=unconfined --security-opt apparmor=unconfined agentfly/miniwob
+# The browser runs behind bubblewrap, which needs user namespaces and a /proc of its own: Docker forbids both.
 FROM python:3.11.13-slim-bookworm
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 OMP_NUM_THREADS=1

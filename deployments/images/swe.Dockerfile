@@ -1,7 +1,8 @@
 # SWE-style tasks over HTTP, an episode for each client. From the repository's root:
 #   docker build -f deployments/images/swe.Dockerfile -t agentfly/swe .
-#   docker run --rm -p 127.0.0.1:8000:8000 -v PATH/OF/TASKS:/data:ro --security-opt seccomp=unconfined agentfly/swe
-# The agent's shell runs behind bubblewrap, which needs user namespaces: Docker's own list of system calls forbids them.
+#   docker run --rm -p 127.0.0.1:8000:8000 -v PATH/OF/TASKS:/data:ro --security-opt seccomp=unconfined \
+#     --security-opt systempaths=unconfined --security-opt apparmor=unconfined agentfly/swe
+# The agent's shell runs behind bubblewrap, which needs user namespaces and a /proc of its own: Docker forbids both.
 # Problems with an image of their own need a Docker engine beside the driver instead, and not this image.
 FROM python:3.11.13-slim-bookworm
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]

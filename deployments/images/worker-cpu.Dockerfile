@@ -1,5 +1,5 @@
 # Everything on a CPU: flows, engines, learner, the Prefect and MLflow servers. From the repository's root:
-#   docker build -f deployments/images/worker-cpu.Dockerfile -t agentfly/worker-cpu .
+#   docker build -f deployments/images/worker-cpu.Dockerfile -t agentfly/worker-cpu:0.1.0 .
 FROM python:3.11.13-slim-bookworm AS packages
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
@@ -22,23 +22,24 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 10001 --create-home --home-dir /home/agentfly agentfly \
  && install -d -o agentfly -g agentfly /runs /artifacts /srv/agentfly \
- && ln -s /runs /srv/agentfly/runs  # where recipes put runs, seen from the working folder
+ && ln -s /runs /srv/agentfly/runs \
+ && ln -s /runs/data /srv/agentfly/data  # where recipes put runs and look for data, seen from the working folder
 COPY --from=packages /opt/agentfly /opt/agentfly
 WORKDIR /srv/agentfly
 COPY --chown=agentfly recipes recipes
 COPY --chown=agentfly flows flows
 COPY --chown=agentfly prefect.yaml prefect.yaml
-# Tokenizers are no secret.
+# Models that are made or fetched stay in the volume. Tokenizers are no secret.
 # hadolint ignore=DL3064
 ENV PATH=/opt/agentfly/bin:$PATH \
     OMP_NUM_THREADS=1 \
+    XDG_CACHE_HOME=/runs/cache \
     TOKENIZERS_PARALLELISM=false \
     DO_NOT_TRACK=1 \
     MLFLOW_DISABLE_TELEMETRY=true \
     PREFECT_SERVER_ANALYTICS_ENABLED=false \
     RAY_USAGE_STATS_ENABLED=0 \
     VLLM_NO_USAGE_STATS=1 \
-    HF_HUB_OFFLINE=1 \
     PREFECT_LOGGING_EXTRA_LOGGERS=agentfly_lib
 USER 10001
 VOLUME /runs

@@ -1,5 +1,5 @@
 # Flows, engines and learner on NVIDIA GPUs. From the repository's root:
-#   docker build -f deployments/images/worker-gpu.Dockerfile -t agentfly/worker-gpu .
+#   docker build -f deployments/images/worker-gpu.Dockerfile -t agentfly/worker-gpu:0.1.0 .
 # Run it with --gpus all --shm-size 16g: weights go from the learner to the engines through shared memory.
 FROM nvidia/cuda:12.9.1-devel-ubuntu24.04 AS packages
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 DEBIAN_FRONTEND=noninteractive
@@ -22,15 +22,17 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 10001 --create-home --home-dir /home/agentfly agentfly \
  && install -d -o agentfly -g agentfly /runs /artifacts /srv/agentfly \
- && ln -s /runs /srv/agentfly/runs  # where recipes put runs, seen from the working folder
+ && ln -s /runs /srv/agentfly/runs \
+ && ln -s /runs/data /srv/agentfly/data  # where recipes put runs and look for data, seen from the working folder
 COPY --from=packages /opt/agentfly /opt/agentfly
 WORKDIR /srv/agentfly
 COPY --chown=agentfly recipes recipes
 COPY --chown=agentfly flows flows
 COPY --chown=agentfly prefect.yaml prefect.yaml
-# Tokenizers are no secret.
+# Models that are made or fetched stay in the volume. Tokenizers are no secret.
 # hadolint ignore=DL3064
 ENV PATH=/opt/agentfly/bin:$PATH \
+    XDG_CACHE_HOME=/runs/cache \
     TOKENIZERS_PARALLELISM=false \
     DO_NOT_TRACK=1 \
     MLFLOW_DISABLE_TELEMETRY=true \

@@ -16,8 +16,6 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2] / "deployments"
 KUBERNETES = ROOT / "kubernetes"
 VERSION = "1.34"
-FOREIGN = ("Kustomization", "RayCluster")
-"""Kinds that are no part of Kubernetes itself."""
 
 KUBECTL = Path(sys.executable).parent / "kubectl"
 
@@ -32,11 +30,7 @@ def documents() -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def pod(template: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "checked"}, "spec": template["spec"]}
-
-
-@pytest.mark.parametrize("manifest", [pytest.param(d, id=n) for n, d in documents() if d["kind"] not in FOREIGN])
+@pytest.mark.parametrize("manifest", [pytest.param(d, id=n) for n, d in documents() if d["kind"] != "Kustomization"])
 def test_manifests_are_valid(manifest):
     kubernetes_validate.validate(manifest, VERSION, strict=True)
 
@@ -47,20 +41,21 @@ def test_the_schemas_refuse_what_is_wrong():
         kubernetes_validate.validate(service, VERSION, strict=True)
 
 
-def test_the_pods_of_the_ray_cluster_are_valid():
-    (cluster,) = [document for name, document in documents() if document["kind"] == "RayCluster"]
-    spec = cluster["spec"]
-    for template in (spec["headGroupSpec"]["template"], *(group["template"] for group in spec["workerGroupSpecs"])):
-        kubernetes_validate.validate(pod(template), VERSION, strict=True)
-    locked = (ROOT.parent / "requirements" / "cpu.lock").read_text()
-    assert f"ray=={spec['rayVersion']}" in re.sub(r"\[.*?\]", "", locked)
+def deployments() -> list[dict[str, Any]]:
+    return yaml.safe_load((ROOT.parent / "prefect.yaml").read_text())["deployments"]
 
 
-def test_the_job_of_a_flow_run_is_valid():
+@pytest.mark.parametrize(
+    ("deployment", "image", "gpus"),
+    [("recipe", "worker-gpu", 8), ("gsm8k-8gpu", "worker-gpu", 8), ("checkpoint", "worker-gpu", 8)]
+    + [(name, "worker-cpu", 0) for name in ("demo", "nightly", "collect-demo", "prepare-gsm8k")],
+)
+def test_the_job_of_a_flow_run_is_valid_and_has_the_gpus_of_its_recipe(deployment: str, image: str, gpus: int):
     template = json.loads((KUBERNETES / "job-template.json").read_text())
     properties = template["variables"]["properties"]
+    (entry,) = [entry for entry in deployments() if entry["name"] == deployment]
     values: dict[str, Any] = {name: entry["default"] for name, entry in properties.items() if "default" in entry}
-    values |= {
+    values |= entry["work_pool"]["job_variables"] | {
         "name": "train-demo",
         "command": ["prefect", "flow-run", "execute"],
         "env": [{"name": "A", "value": "b"}],
@@ -82,6 +77,9 @@ def test_the_job_of_a_flow_run_is_valid():
 
     job = fill(template["job_configuration"]["job_manifest"])
     kubernetes_validate.validate(job, VERSION, strict=True)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"agentfly/{image}:0.1.0"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
     fill(template["job_configuration"])
     assert used == set(properties)  # nothing is offered that changes nothing, and nothing is used that is not offered
 
@@ -103,14 +101,12 @@ def test_kustomize_makes_valid_manifests():
     assert done.returncode == 0, done.stderr
     made = list(yaml.safe_load_all(done.stdout))
     for manifest in made:
-        if manifest["kind"] not in FOREIGN:
-            kubernetes_validate.validate(manifest, VERSION, strict=True)
-            assert manifest["kind"] == "Namespace" or manifest["metadata"]["namespace"] == "agentfly"
+        kubernetes_validate.validate(manifest, VERSION, strict=True)
+        assert manifest["kind"] == "Namespace" or manifest["metadata"]["namespace"] == "agentfly"
     images = set(re.findall(r"image: (\S+)", done.stdout))
     assert all(re.search(r":.*\d", image) for image in images), images
-    assert "agentfly/worker-gpu:0.1.0" in images
     kinds = {manifest["kind"] for manifest in made}
-    assert {"RayCluster", "NetworkPolicy", "PersistentVolumeClaim", "Deployment", "StatefulSet", "Job"} <= kinds
+    assert {"NetworkPolicy", "PersistentVolumeClaim", "Deployment", "StatefulSet", "Job"} <= kinds
 
 
 def test_the_worker_takes_what_is_registered():
@@ -146,6 +142,19 @@ def test_what_pods_refer_to_is_there():
 class TestCompose:
     compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
 
+    def asked_for(self) -> set[str]:
+        """Variables without which it refuses."""
+        return set(re.findall(r"\$\{(\w+):\?", (ROOT / "compose.yaml").read_text()))
+
+    @pytest.mark.parametrize("text", ["README.md", "compose.yaml"])
+    def test_the_commands_that_are_told_name_what_it_asks_for(self, text):
+        lines = (ROOT / text).read_text().splitlines()
+        commands = [line.strip("# ") for line in lines if "docker compose -f deployments/compose.yaml up" in line]
+        assert commands
+        for command in commands:
+            given = {word.partition("=")[0] for word in command.split("docker")[0].split()}
+            assert given == self.asked_for() == {"POSTGRES_PASSWORD"}
+
     def test_nothing_listens_beyond_this_machine(self):
         ports = [port for service in self.compose["services"].values() for port in service.get("ports", [])]
         assert ports
@@ -166,7 +175,7 @@ class TestCompose:
         compose_spec = pytest.importorskip("compose_spec", reason="compose-spec is not installed (make check)")
         understood = compose_spec.PyCompose.from_json(json.dumps(self.compose))
         understood.validate()
-        assert set(understood.service_names()) == {"postgres", "prefect", "mlflow", "ray", "worker"}
+        assert set(understood.service_names()) == {"postgres", "prefect", "mlflow", "worker"}
         wrong = json.loads(json.dumps(self.compose))
         wrong["services"]["worker"]["helthcheck"] = {}
         with pytest.raises(ValueError, match="helthcheck"):
@@ -180,7 +189,7 @@ class TestCompose:
             pytest.skip("Docker Compose is not installed")
         done = subprocess.run(
             [*program, "-f", ROOT / "compose.yaml", "config", "--quiet"],
-            env=os.environ | {"POSTGRES_PASSWORD": "x"},
+            env=os.environ | dict.fromkeys(self.asked_for(), "x"),
             capture_output=True,
             text=True,
             timeout=240,
@@ -196,5 +205,29 @@ class TestCompose:
         assert worker["command"][:2] == ["agentfly", "serve"]
         assert {"PREFECT_API_URL", "MLFLOW_TRACKING_URI"} <= set(worker["environment"])
 
+    def test_sandboxes_can_be_made_in_the_worker_and_nobody_gains_anything(self):
+        """What bubblewrap needs, and only where flows run."""
+        needed = {"seccomp=unconfined", "systempaths=unconfined", "apparmor=unconfined"}
+        for name, service in self.compose["services"].items():
+            options = set(service.get("security_opt", ()))
+            assert needed & options == (needed if name == "worker" else set())
+            assert "no-new-privileges:true" in options or name == "postgres"
+            assert "privileged" not in service
+
     def test_no_password_is_written_down(self):
         assert re.findall(r"PASSWORD: [^$]", (ROOT / "compose.yaml").read_text()) == []
+
+
+def test_no_page_of_the_web_may_ask_a_prefect_server_that_is_started_here():
+    """Its default lets any: wherever one is started, the origins are named."""
+    compose = TestCompose.compose["services"]["prefect"]["environment"]
+    manifest = dict(documents())["prefect.yaml:Deployment:prefect"]
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    for origins in (
+        compose["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"],
+        {each["name"]: each.get("value") for each in container["env"]}["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"],
+    ):
+        assert set(origins.split(",")) == {"http://127.0.0.1:4200", "http://localhost:4200"}
+    for page in (ROOT / "README.md", *(ROOT.parent / "docs").rglob("*.md")):
+        for line in page.read_text().splitlines():
+            assert "prefect server start" not in line or "PREFECT_SERVER_CORS_ALLOWED_ORIGINS=" in line, page

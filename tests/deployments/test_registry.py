@@ -54,12 +54,22 @@ def test_a_deployment_fits_its_flow(entry: dict[str, Any], monkeypatch: pytest.M
         TypeAdapter(FlowConfig).validate_python(parameters["config"])
 
 
-def test_one_learner_at_a_time_in_a_pool() -> None:
+def test_whatever_starts_engines_takes_turns() -> None:
+    """A flow run's Ray counts all GPUs as its own, so two at once would share their memory and not know of it."""
+    registry = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())
+    assert registry["definitions"]["queues"] == {"device": 1}
     for entry in DEPLOYMENTS:
-        trains = flow_of(entry).name == "train"
-        assert entry["work_pool"]["work_queue_name"] == ("learner" if trains else "default")
-        if trains:
+        flow = flow_of(entry).name
+        assert entry["work_pool"]["work_queue_name"] == ("default" if flow == "prepare" else "device")
+        if flow == "train":
             assert entry["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
+
+
+def test_a_flow_run_decides_itself_whether_to_reach_a_hub() -> None:
+    for entry in DEPLOYMENTS:
+        assert not {name for name in entry["work_pool"]["job_variables"]["env"] if name.startswith("HF_")}
+    for image in (REPOSITORY / "deployments" / "images").glob("worker-*.Dockerfile"):
+        assert "OFFLINE" not in image.read_text()
 
 
 def test_schedules_of_both_kinds_say_when() -> None:
@@ -80,9 +90,10 @@ async def test_the_nightly_evaluation_is_at_three() -> None:
     assert [(date.day, date.hour) for date in dates] == [(2, 3), (3, 3)]
 
 
-def test_a_saved_checkpoint_is_evaluated() -> None:
+def test_a_saved_checkpoint_is_evaluated_if_one_switches_that_on() -> None:
     """The event that `tasks.update` emits is the one that the automation expects, with what it reads."""
     (trigger,) = BY_NAME["checkpoint"]["triggers"]
+    assert trigger["enabled"] is False, "a run evaluates itself, and has the device"
     source = (REPOSITORY / "tasks" / "update.py").read_text()
     assert f'event="{trigger["expect"][0]}"' in source
     assert '"prefect.resource.id": f"agentfly.run.' in source
@@ -124,7 +135,8 @@ class TestPools:
         schema = json.loads(TEMPLATES[kind].read_text())["variables"]
         for entry in DEPLOYMENTS:
             set_here = entry["work_pool"]["job_variables"]
-            assert set(set_here) <= set(schema["properties"])
+            if kind == "kubernetes":  # a pool of containers has no use for some of it, and leaves that aside
+                assert set(set_here) <= set(schema["properties"])
             jsonschema.validate(set_here, schema)
 
     def test_a_flow_run_is_not_root_and_gains_nothing(self, kind: str) -> None:
@@ -138,3 +150,13 @@ class TestPools:
         else:
             assert '"runAsNonRoot": true' in text
             assert '"allowPrivilegeEscalation": false' in text
+
+
+def test_a_container_of_a_flow_run_knows_both_servers_of_compose() -> None:
+    """A deployment's own variables are laid over those of the pool."""
+    template = json.loads(TEMPLATES["docker"].read_text())
+    compose = yaml.safe_load((REPOSITORY / "deployments" / "compose.yaml").read_text())
+    servers = compose["services"]["worker"]["environment"]
+    assert template["variables"]["properties"]["env"]["default"] == servers
+    for entry in DEPLOYMENTS:
+        assert not set(servers) & set(entry["work_pool"]["job_variables"]["env"])

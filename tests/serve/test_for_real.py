@@ -194,15 +194,15 @@ def test_nothing_listens_beyond_this_machine(served: Served, listening: Callable
 def test_a_second_registration_leaves_the_page_alone(served: Served) -> None:
     registry = read_registry(served.project, served.root)
     assert register(registry, PrefectAPI(served.prefect), served.root / "serve") is False
-    queue = served.ask("work_pools/agentfly/queues/learner", method="GET")
+    queue = served.ask("work_pools/agentfly/queues/device", method="GET")
     assert queue["concurrency_limit"] == 1
     on_server = {entry["name"]: entry for entry in served.ask("deployments/filter", {})}
     assert set(on_server) == registry.names
-    assert on_server["demo"]["work_queue_name"] == "learner"
+    assert on_server["demo"]["work_queue_name"] == "device"
     assert on_server["nightly"]["tags"] == ["evaluate", "nightly"]
     assert on_server["nightly"]["schedules"][0]["schedule"]["cron"] == "0 3 * * *"
     automations = served.ask("automations/filter", {})
-    assert [entry["name"] for entry in automations] == ["checkpoint__automation_1"]
+    assert [(entry["name"], entry["enabled"]) for entry in automations] == [("checkpoint__automation_1", False)]
 
 
 def test_a_schedule_fires(served: Served) -> None:

@@ -23,7 +23,7 @@ def entry(registry, name: str) -> dict:
 def test_the_projects_own() -> None:
     registry = read_registry(REPOSITORY, REPOSITORY / "runs")
     assert registry.pool == "agentfly"
-    assert registry.queues == {"learner": 1}
+    assert registry.queues == {"device": 1}
     assert "run" not in entry(registry, "recipe")["parameters"]["config"]
     assert yaml.safe_load(registry.text) == registry.document
 
