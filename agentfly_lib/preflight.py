@@ -30,6 +30,17 @@ __all__ = ["check_context", "check_run", "check_same_config", "data_files", "rep
 
 logger = logging.getLogger(__name__)
 
+_TIME_LIMITS = frozenset(
+    {
+        "inference.request_timeout_seconds",
+        "inference.start_timeout_seconds",
+        "inference.update_timeout_seconds",
+        "learner.start_timeout_seconds",
+        "learner.update_timeout_seconds",
+        "rollout.stage_timeout_seconds",
+    }
+)
+
 
 def check_run(config: RunConfig) -> None:
     """Raises `ConfigError` for an unknown agent class, tool or reward, or a missing package, `DataError` for a file
@@ -80,13 +91,14 @@ def check_context(config: RunConfig, model: Path) -> None:
 def check_same_config(config: RunConfig) -> None:
     """Raises `ConfigError`, naming the keys that differ, if the run directory belongs to a run with another config.
 
-    `learner.allow_reshape` makes way for another number of ranks and another ZeRO stage.
+    `learner.allow_reshape` makes way for another number of ranks and another ZeRO stage. Limits of time may differ: who
+    reaches one is told to raise it, and to run the same command again.
     """
     directory = RunDirectory(config.run.directory)
     if not directory.config_file.exists():
         return
     shape = {"learner.ranks", "learner.zero_stage"}
-    free = {"learner.allow_reshape"} | (shape if config.learner.allow_reshape else set())
+    free = {"learner.allow_reshape"} | _TIME_LIMITS | (shape if config.learner.allow_reshape else set())
     found = {line.partition(":")[0]: line for line in differing_keys(load_config(directory.config_file), config)}
     differences = [line for key, line in found.items() if key not in free]
     if differences:

@@ -29,6 +29,7 @@ HEAVY = ("torch", "ray", "vllm", "deepspeed", "prefect", "mlflow", "transformers
         "agentfly_lib.inference",
         "agentfly_lib.evaluation",
         "agentfly_lib.tracking",
+        "agentfly_lib.pipeline.opening",
         "agentfly_lib.cli",
     ],
 )

@@ -38,6 +38,10 @@ def test_permission_for_another_shape_is_for_nothing_else(root: Path) -> None:
     assert "allow_reshape" not in str(refused.value)
 
 
+def test_who_reached_a_limit_of_time_may_raise_it(root: Path) -> None:
+    check_same_config(recipe(root, "inference.update_timeout_seconds=1800", "rollout.stage_timeout_seconds=7200"))
+
+
 def test_adapters_without_their_package_are_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from agentfly_lib.configs import PretrainedModelConfig, RunConfig
+from agentfly_lib.configs import PretrainedModelConfig, RunConfig, RunSection
 from agentfly_lib.errors import ModelError
 from agentfly_lib.training.checkpoint import checkpoint_at, newest_checkpoint, verify_checkpoint
 
 __all__ = ["policy_config"]
+
+_LONGEST_NAME = 100
+"""Of a run (`RunSection.name`)."""
 
 
 def policy_config(config: RunConfig, policy: Path | None, *, suffix: str) -> RunConfig:
@@ -21,7 +25,7 @@ def policy_config(config: RunConfig, policy: Path | None, *, suffix: str) -> Run
     damaged file.
     """
     if policy is None:
-        return config.model_copy(update={"run": config.run.model_copy(update={"name": f"{config.run.name}-{suffix}"})})
+        return config.model_copy(update={"run": _renamed(config.run, suffix)})
     if not policy.is_dir():
         raise ModelError(
             f"{policy} is neither a checkpoint nor a model directory; checkpoints lie in <run>/checkpoints/"
@@ -40,10 +44,15 @@ def policy_config(config: RunConfig, policy: Path | None, *, suffix: str) -> Run
                 f"{policy} holds adapters alone (checkpoint.adapters_only); merge {policy / 'adapter'} into the model "
                 "that it was trained on with peft, and name the folder of the result"
             )
-    name = f"{config.run.name}-{suffix}-{policy.resolve().name}"
     return config.model_copy(
         update={
-            "run": config.run.model_copy(update={"name": name}),
+            "run": _renamed(config.run, f"{suffix}-{policy.resolve().name}"),
             "model": PretrainedModelConfig(name_or_path=str(model.resolve())),
         }
     )
+
+
+def _renamed(run: RunSection, suffix: str) -> RunSection:
+    """The section with a name that ends in `suffix`, as far as a name can; what is too long is cut out before it."""
+    end = "-" + re.sub(r"[^A-Za-z0-9._-]", "-", suffix)[: _LONGEST_NAME // 2]
+    return RunSection.model_validate(run.model_dump() | {"name": run.name[: _LONGEST_NAME - len(end)] + end})
