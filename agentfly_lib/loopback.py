@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
-__all__ = ["is_loopback", "open_to_all", "reachable_host", "without_password"]
+__all__ = ["is_loopback", "names_of", "open_to_all", "reachable_host", "without_password"]
+
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  asked for by name
+_LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
 def is_loopback(host: str) -> bool:
-    """Only this machine can reach the address."""
-    return host in {"localhost", "::1"} or host.startswith("127.")
+    """Only this machine can reach the address. A name may lead anywhere, but for that of the interface itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def names_of(host: str) -> tuple[str, ...] | None:
+    """What requests to a server on this address call it; None if it can be reached by any name.
+
+    By another name a page of somebody else's could reach it, and read along (DNS rebinding).
+    """
+    return None if host in _EVERYWHERE else (*_LOCAL, f"[{host}]" if ":" in host else host.lower())
 
 
 def reachable_host(host: str) -> str:

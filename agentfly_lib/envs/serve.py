@@ -7,7 +7,8 @@
     GET    /health                                      {"kind": ..., "settings": {...}, "sessions": ..., "cap": ...}
 
 A failure of the environment is {"failed": "..."} with status 502, and ends the session; one that cannot start, or for
-which there is no room, is 503. A session that nobody has used for ten minutes is ended.
+which there is no room, is 503. A session that nobody has used for ten minutes is ended. Bodies are JSON, and say so;
+requests of web pages, and to names that are not the server's, are refused (see `callers`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from uuid import uuid4
 from aiohttp import web
 
 from agentfly_lib.envs import wire
+from agentfly_lib.envs.callers import programs_only
 from agentfly_lib.envs.instances import EnvironmentInstance
 from agentfly_lib.envs.spec import EnvironmentSpec, environment_spec
 from agentfly_lib.errors import ConfigError, EnvironmentFailure, InfrastructureError
@@ -139,10 +141,12 @@ class _Sessions:
                 session.used = monotonic()
 
 
-def application(spec: EnvironmentSpec, *, cap: int, idle_seconds: float = IDLE_SECONDS) -> web.Application:
-    """The server as an aiohttp application."""
+def application(
+    spec: EnvironmentSpec, *, cap: int, address: str = "127.0.0.1", idle_seconds: float = IDLE_SECONDS
+) -> web.Application:
+    """The server, as an aiohttp application that is to listen on `address`."""
     sessions = _Sessions(spec, cap, idle_seconds)
-    app = web.Application(client_max_size=wire.MAX_LINE_BYTES)
+    app = web.Application(client_max_size=wire.MAX_LINE_BYTES, middlewares=[programs_only(address)])
     app.add_routes(
         [
             web.get("/health", sessions.health),
@@ -166,7 +170,7 @@ def serve(kind: str, settings: str, *, address: str, port: int, cap: int) -> Non
         raise ConfigError("--settings is a JSON object")
     spec = environment_spec(kind, values)
     spec.check()
-    web.run_app(application(spec, cap=cap), host=address, port=port, print=None)
+    web.run_app(application(spec, cap=cap, address=address), host=address, port=port, print=None)
 
 
 async def _object(request: web.Request) -> dict[str, Any]:

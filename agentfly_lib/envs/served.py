@@ -35,7 +35,7 @@ class ServedInstance:
 
         Raises `InfrastructureError` if the server is not there, is full, serves something else, or cannot start one.
         """
-        client = aiohttp.ClientSession(base_url=url, read_bufsize=1 << 20)
+        client = aiohttp.ClientSession(base_url=url, read_bufsize=1 << 20, auto_decompress=False)
         instance = cls(kind, client, "")
         try:
             served = await instance._ask("GET", "/health", None, CLOSE_SECONDS, doing="start")
@@ -92,7 +92,7 @@ class ServedInstance:
         healthy, named = False, f"environment {self._kind.name} at {self._client._base_url}"
         try:
             async with asyncio.timeout(seconds), self._client.request(method, path, json=message) as response:
-                answer = wire.load(await response.read())
+                answer = wire.load(await _read(response))
             if response.status != 200:
                 raise EnvironmentFailure(
                     f"{named} failed to {doing}: {answer.get('failed', answer)}", where=self._where
@@ -114,3 +114,12 @@ class ServedInstance:
             raise EnvironmentFailure(
                 f"environment {self._kind.name} answered nonsense: {error}", where=self._where
             ) from error
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    data = bytearray()
+    async for piece in response.content.iter_any():
+        data += piece
+        if len(data) > wire.MAX_LINE_BYTES:
+            raise wire.Nonsense(f"an answer of more than {wire.MAX_LINE_BYTES} bytes")
+    return bytes(data)

@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from agentfly_lib.configs.agent import EnvironmentChoice, EnvironmentConfig
 from agentfly_lib.envs.environment import EnvironmentKind, EnvironmentSettings
 from agentfly_lib.envs.instances import EnvironmentInstance, ProcessInstance, ThreadInstance
 from agentfly_lib.envs.registry import get_environment, read_settings, reference_of
 from agentfly_lib.resources.spec import PoolLimits
 
-__all__ = ["EnvironmentSpec", "environment_spec"]
+__all__ = ["EnvironmentSpec", "configured_environment", "environment_spec"]
 
 Place = Literal["process", "thread"]
 
@@ -87,6 +88,14 @@ def environment_spec(
             start_seconds=found.start_seconds + SLACK_SECONDS,
             step_seconds=found.step_seconds + SLACK_SECONDS,
         ),
+    )
+
+
+def configured_environment(config: EnvironmentChoice, *, where: str) -> EnvironmentSpec:
+    """The spec of what a recipe says in the table `where`. Raises as `environment_spec` does."""
+    limits = {"warm": config.warm, "cap": config.cap} if isinstance(config, EnvironmentConfig) else {}
+    return environment_spec(
+        config.name, config.settings, place=config.place, url=config.url, where=f"{where}.settings", **limits
     )
 
 

@@ -2,8 +2,9 @@
 
 The column `tests` holds, for each test, Python that fails by raising (an `assert`), or a table with `input` for the
 program's standard input and the `output` that is expected. Each test is a process of its own. A test has passed when it
-was run to its end, which the code cannot claim by exiting; code that searches its interpreter's memory for the proof
-could still forge it, as with every test that shares a process with what it tests.
+was run to its end, which code that merely exits or prints has not shown. But an assertion shares its process with the
+code that it tests, so that a line which looks at its caller's variables can give the proof itself: a policy that is
+trained for long enough finds that. Prefer tests by input and output, which have nothing in the process to be found.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ __all__ = ["code_in", "code_tests"]
 START_SECONDS = 40.0
 """For the sandbox to come up and go, beyond the time of the tests."""
 MAX_OUTPUT_BYTES = 1 << 16
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"[ \t]*```[ \t]*(\w*)")
+_PYTHON = ("", "py", "python", "python3")
 _FILE = "solution.py"
 
 _CHECK = """
@@ -88,8 +90,18 @@ def code_tests(
 
 def code_in(text: str) -> str | None:
     """The last fenced block of Python, or of no named language; None if there is none."""
-    blocks = [body for language, body in _FENCE.findall(text) if language.lower() in ("", "py", "python", "python3")]
-    return blocks[-1] if blocks else None
+    code: list[str] | None = None
+    block: list[str] | None = None
+    language = ""
+    for line in text.split("\n"):
+        if block is None:
+            if (fence := _FENCE.match(line)) is not None:
+                block, language = [], fence[1].lower()
+        elif line.strip() != "```":
+            block.append(line + "\n")
+        else:
+            code, block = block if language in _PYTHON else code, None
+    return None if code is None else "".join(code)
 
 
 def _checks(tests: Any) -> list[str | Mapping[str, Any]]:

@@ -7,6 +7,7 @@ when the endpoint is busy or away, and its answer is kept for equal queries.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from abc import ABC, abstractmethod
@@ -23,6 +24,8 @@ from agentfly_lib.tools.search import SearchHit
 __all__ = ["EndpointProvider", "RateLimit", "SearxngSettings", "SerperSettings"]
 
 _MAX_ANSWER_BYTES = 1 << 22
+_PLAIN = {"Accept-Encoding": "identity"}
+"""What is compressed could unpack to any size."""
 _MAX_PAUSE = 30.0
 
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
@@ -146,9 +149,10 @@ class EndpointProvider:
         try:
             async with (
                 asyncio.timeout(self._settings.timeout_seconds),
-                httpx.AsyncClient(timeout=self._settings.timeout_seconds) as client,
+                httpx.AsyncClient(timeout=self._settings.timeout_seconds, headers=_PLAIN, trust_env=False) as client,
+                client.stream(**request) as response,
             ):
-                response = await client.request(**request)
+                data = await self._read(response)
         except (httpx.TransportError, TimeoutError) as error:
             raise _Busy(f"{type(error).__name__}: {error}".strip(": ")) from error
         if response.status_code == 429 or response.status_code >= 500:
@@ -160,13 +164,24 @@ class EndpointProvider:
                 where="tool:web_search",
             )
         try:
-            return self._settings.hits(response.json())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return self._settings.hits(json.loads(data))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InfrastructureError(
                 f"the search at {self._url} answers something else than {type(self._settings).__name__} expects: "
                 f"{type(error).__name__}: {error}",
                 where="tool:web_search",
             ) from error
+
+    async def _read(self, response: Any) -> bytes:
+        data = bytearray()
+        async for piece in response.aiter_raw():
+            data += piece
+            if len(data) > _MAX_ANSWER_BYTES:
+                raise InfrastructureError(
+                    f"the search at {self._url} answers with more than {_MAX_ANSWER_BYTES} bytes",
+                    where="tool:web_search",
+                )
+        return bytes(data)
 
     @property
     def _url(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agentfly_lib.configs import HFAgentConfig
@@ -101,12 +103,50 @@ async def test_a_session_that_nobody_uses_is_ended(odd, start) -> None:
 async def test_what_is_no_request_is_refused(start) -> None:
     url = await start()
     async with aiohttp.ClientSession(url) as client:
-        identity = (await (await client.post("/sessions")).json())["session"]
+        identity = (await (await client.post("/sessions", json={})).json())["session"]
         for path, body in (("step", b"{"), ("step", b"[]"), ("step", b'{"action": 7}'), ("reset", b'{"columns": 1}')):
-            response = await client.post(f"/sessions/{identity}/{path}", data=body)
+            kind = {"Content-Type": "application/json"}
+            response = await client.post(f"/sessions/{identity}/{path}", data=body, headers=kind)
             assert response.status == 400
             assert (await response.json())["failed"].startswith("send ")
         assert (await client.post("/sessions/other/step", json={"action": "go"})).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/sessions", {"Content-Type": "text/plain"}, 415),
+        ("/sessions", {"Origin": "http://127.0.0.1:8000"}, 403),
+        ("/sessions", {"Sec-Fetch-Site": "same-origin"}, 403),
+        ("/sessions", {"Host": "rebound.example:8000"}, 403),
+        ("/sessions", {"Host": "localhost:8000"}, 200),
+        ("/sessions", {"Host": "[::1]:8000"}, 200),
+        ("/sessions", {"Host": "LOCALHOST"}, 200),
+    ],
+)
+async def test_web_pages_may_not_ask(start, path: str, headers: dict[str, str], status: int) -> None:
+    url = await start()
+    async with aiohttp.ClientSession(url) as client:
+        response = await client.post(path, data=b"{}", headers={"Content-Type": "application/json"} | headers)
+        assert response.status == status
+        assert ("failed" in await response.json()) == (status != 200)
+    assert await sessions(url) == (status == 200)
+
+
+async def test_an_answer_without_end_is_not_read_to_its_end(odd) -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await answer.write(b" " * (1 << 20))
+        return answer
+
+    app = web.Application()
+    app.router.add_get("/health", endless)
+    async with TestServer(app) as server:
+        with pytest.raises(InfrastructureError, match="more than 67108864 bytes"):
+            await environment_spec(odd.KIND, url=str(server.make_url("")).rstrip("/")).create()
 
 
 async def test_as_a_program_it_listens_on_the_loopback_alone_and_takes_its_processes_with_it(odd) -> None:

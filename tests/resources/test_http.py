@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -29,6 +32,8 @@ class Service:
         app.router.add_post("/sessions/{id}/count", self.count)
         app.router.add_get("/broken", self.broken)
         app.router.add_get("/nonsense", self.nonsense)
+        app.router.add_get("/endless", self.endless)
+        app.router.add_get("/packed", self.packed)
         self.runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", 0).start()
@@ -59,6 +64,17 @@ class Service:
 
     async def nonsense(self, request: web.Request) -> web.Response:
         return web.Response(text="<html>")
+
+    async def endless(self, request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await answer.write(b"well " * 10_000)
+        return answer
+
+    async def packed(self, request: web.Request) -> web.Response:
+        return web.Response(body=gzip.compress(b" " * (1 << 25)), headers={"Content-Encoding": "gzip"})
 
 
 @pytest.fixture
@@ -97,6 +113,18 @@ async def test_what_it_answers_is_told_by_who_is_to_blame(spec: HttpSpec):
             await found.request("GET", "/nothing")
         with pytest.raises(EnvironmentFailure, match="no JSON: <html>"):
             await found.request("GET", "/nonsense")
+        with pytest.raises(EnvironmentFailure, match="answers with more than"):
+            await found.request("GET", "/endless")
+        with pytest.raises(EnvironmentFailure, match="no JSON"):  # it is not unpacked, to whatever size
+            await found.request("GET", "/packed")
+
+
+async def test_health_is_a_status_whatever_comes_after_it(spec: HttpSpec):
+    chatty = replace(spec, health="/endless", sessions=None)
+    async with asyncio.timeout(10):
+        await asyncio.to_thread(chatty.check)
+        async with chatty.open() as found:
+            assert await found.healthy()
 
 
 async def test_one_that_is_not_well_is_not_lent(service: Service, spec: HttpSpec):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 
 import pytest
 
@@ -36,10 +37,20 @@ async def scores(made, make_group, *replies, tests=TESTS):
         ("no code", None),
         ("```python\ncut", None),
         ("```json\n{}\n```", None),
+        ("```python\na\n```\nand\n```python\ncut", "a\n"),
+        ("```json\n{}\n```\n```python\na\n```", "a\n"),
+        ("```\r\na\r\n```\r\n", "a\r\n"),
     ],
 )
 def test_where_the_code_stands(text, code):
     assert code_in(text) == code
+
+
+@pytest.mark.parametrize("line", ["```python\n", "```\nx\n", " " * 100 + "\n", "```" + " " * 100 + "\n"])
+def test_no_response_holds_up_the_event_loop(line):
+    began = time.process_time()
+    code_in("```python\n" + line * 3_000)
+    assert time.process_time() - began < 1.0
 
 
 @needs_sandbox

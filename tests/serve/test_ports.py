@@ -43,6 +43,8 @@ def test_an_address_of_another_machine() -> None:
         ("0.0.0.0", False, "127.0.0.1"),
         ("::", False, "[::1]"),
         ("10.1.2.3", False, "10.1.2.3"),
+        ("127.0.0.2", True, "127.0.0.2"),
+        ("127.0.0.1.example.org", False, "127.0.0.1.example.org"),
     ],
 )
 def test_who_reaches_an_address(host: str, own: bool, reached: str) -> None:

@@ -198,6 +198,8 @@ class TestEndpoints:
             ((200, "", "<html>"), 1, "answers something else than SearxngSettings expects"),
             ((200, "", "[]"), 1, "answers something else"),
             ((200, "", '{"results": [{"title": "x"}]}'), 1, "answers something else"),
+            ((200, "", "[" * 100_000), 1, "answers something else"),
+            ((200, "Content-Encoding: gzip\r\n", SEARXNG + " " * (1 << 22)), 1, "answers with more than 4194304 bytes"),
         ],
     )
     async def test_no_answer_is_an_outage_and_no_observation(self, engine, answer, tries, message):

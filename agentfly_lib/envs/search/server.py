@@ -7,7 +7,8 @@
     GET  /health    {"documents": ...}
 
 The interface is that of Search-R1's retriever. What has arrived while a search was running is searched together. It
-listens on the loopback interface unless it is told another address. With `--child` it ends when standard input does.
+listens on the loopback interface unless it is told another address, and answers programs, not web pages (see
+`envs.callers`). With `--child` it ends when standard input does.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from aiohttp import web
 from pydantic import Field, ValidationError
 
 from agentfly_lib.configs.base import Config
+from agentfly_lib.envs.callers import programs_only
 from agentfly_lib.envs.search.index import Found, Index, open_index
 from agentfly_lib.envs.search.settings import IndexConfig
 from agentfly_lib.errors import UserError
@@ -93,8 +95,8 @@ class _Request(Config):
     return_scores: bool = True
 
 
-def make_app(index: Index) -> web.Application:
-    """The service over an index."""
+def make_app(index: Index, *, address: str = "127.0.0.1") -> web.Application:
+    """The service over an index, which is to listen on `address`."""
     batcher = Batcher(index)
 
     async def retrieve(request: web.Request) -> web.Response:
@@ -108,7 +110,7 @@ def make_app(index: Index) -> web.Application:
     async def health(_: web.Request) -> web.Response:
         return web.json_response({"documents": len(index), "batches": batcher.batches, "queries": batcher.queries})
 
-    app = web.Application(client_max_size=2**25)
+    app = web.Application(client_max_size=2**25, middlewares=[programs_only(address)])
     app.add_routes([web.post("/retrieve", retrieve), web.get("/health", health)])
     return app
 
@@ -133,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 async def _serve(index: Index, address: str, port: int, seconds: float) -> None:
-    runner = web.AppRunner(make_app(index))
+    runner = web.AppRunner(make_app(index, address=address))
     await runner.setup()
     await web.TCPSite(runner, address, port).start()
     ready = {"port": runner.addresses[0][1], "documents": len(index), "seconds": round(seconds, 3)}

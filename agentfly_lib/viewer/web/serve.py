@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from agentfly_lib.errors import AgentFlyError, UserError
-from agentfly_lib.loopback import is_loopback, open_to_all
+from agentfly_lib.loopback import is_loopback, names_of, open_to_all
 from agentfly_lib.store.atomic import atomic_file, write_bytes
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.viewer.text import TokenText
@@ -20,9 +20,6 @@ from agentfly_lib.viewer.web.shelf import Shelf
 __all__ = ["export_run", "open_shelf", "open_viewer", "serve_viewer"]
 
 logger = logging.getLogger(__name__)
-
-_LOCAL = ("127.0.0.1", "localhost", "[::1]")
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - asked for by name
 
 
 def open_viewer(run: Path, *, other: Path | None = None) -> Viewer:
@@ -45,11 +42,9 @@ def serve_viewer(run: Path, *, host: str, port: int, other: Path | None = None) 
     except OSError as error:
         raise UserError(f"port {port} of {host} cannot be used ({error.strerror}); name another with --port") from error
     shown = f"[{host}]" if ":" in host else host
-    # By another name than these a page of somebody else's could read along (DNS rebinding).
-    hosts = ("*",) if host in _EVERYWHERE else (*_LOCAL, shown)
     if not is_loopback(host):
         print(open_to_all(host, "read the run"))
-    app = viewer_app(open_viewer(run, other=other), hosts=hosts)
+    app = viewer_app(open_viewer(run, other=other), hosts=names_of(host) or ("*",))
     print(f"http://{shown}:{listener.getsockname()[1]}  shows {run}; Ctrl-C stops it", flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
 
