@@ -19,7 +19,7 @@ from agentfly_lib.configs import (
     differing_keys,
     load_config,
 )
-from agentfly_lib.envs.spec import environment_spec
+from agentfly_lib.envs.spec import configured_environment
 from agentfly_lib.errors import ConfigError, DataError
 from agentfly_lib.models.resolve import check_directory
 from agentfly_lib.rewards.registry import build_reward
@@ -60,7 +60,7 @@ def check_run(config: RunConfig) -> None:
     if config.learner.lora is not None and find_spec("peft") is None:
         raise ConfigError("learner.lora needs the package peft, which is not installed; pip install peft")
     if isinstance(config.data, EnvironmentDataConfig):
-        environment_spec(config.data.name, config.data.settings, where="data.settings").check()
+        configured_environment(config.data, where="data").check()
     for key, file in data_files(config).items():
         if not file.is_file():
             raise DataError(f"{key} = {file}: no such file, seen from {Path.cwd()}; set {key} to one that is there")

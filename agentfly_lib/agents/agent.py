@@ -33,7 +33,7 @@ from agentfly_lib.agents.running import AgentRun
 from agentfly_lib.agents.streaming import AgentEvent, stream_events
 from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, ToolCall
 from agentfly_lib.configs.agent import AgentSettings, CompactionConfig, CustomAgentConfig, NoCompactionConfig
-from agentfly_lib.envs.spec import EnvironmentSpec, environment_spec
+from agentfly_lib.envs.spec import EnvironmentSpec, configured_environment
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.inference import Generate
 from agentfly_lib.rewards.registry import build_reward, get_reward
@@ -186,8 +186,8 @@ class Agent(ABC):
         """Raises `ConfigError` if this kind of agent cannot work with the tools that it was given."""
 
     @abstractmethod
-    def parse(self, text: str, truncated: bool) -> ParsedReply:
-        """Takes a reply apart; `truncated` if a limit cut it. A reply without calls is the final one."""
+    def parse(self, text: str) -> ParsedReply:
+        """Takes a reply apart. A reply without calls is the final one."""
 
     def observe(self, calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult]) -> list[Message]:
         """What comes back to the policy after its calls: a message of the role `tool` for each."""
@@ -342,18 +342,9 @@ def as_tools(
 
 def environment_of(config: AgentSettings) -> EnvironmentSpec | None:
     """The environment that a recipe's agent acts in, if it does. Raises `ConfigError` for its name or its settings."""
-    found = config.environment
-    if found is None:
+    if config.environment is None:
         return None
-    return environment_spec(
-        found.name,
-        found.settings,
-        place=found.place,
-        url=found.url,
-        warm=found.warm,
-        cap=found.cap,
-        where="agent.environment.settings",
-    )
+    return configured_environment(config.environment, where="agent.environment")
 
 
 def tools_of(config: AgentSettings) -> dict[str, Tool]:

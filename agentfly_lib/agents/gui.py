@@ -68,9 +68,9 @@ class GUIAgent(TextAgent):
         """As for any agent of text, with the first screen as a content part."""
         return with_images_of(problem, super().build_messages(problem))
 
-    def parse(self, text: str, truncated: bool) -> ParsedReply:
-        """Takes a reply apart; `truncated` if a limit cut it."""
-        return GuiActionParser(self.screen).parse(text, truncated=truncated)
+    def parse(self, text: str) -> ParsedReply:
+        """Takes a reply apart."""
+        return GuiActionParser(self.screen).parse(text)
 
 
 def _action_line(tool: Tool) -> str:

@@ -58,6 +58,6 @@ class HFAgent(Agent):
             options = {"parser": config.parser} | options
         return super().from_config(config, model_name_or_path, **options)
 
-    def parse(self, text: str, truncated: bool) -> ParsedReply:
-        """Takes a reply apart; `truncated` if a limit cut it."""
-        return self.parser.parse(text, truncated=truncated)
+    def parse(self, text: str) -> ParsedReply:
+        """Takes a reply apart."""
+        return self.parser.parse(text)

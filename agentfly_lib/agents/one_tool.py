@@ -33,9 +33,9 @@ class OneToolAgent(TextAgent):
         """Raises `ConfigError` if it is not clear which tool to call, or what to give it."""
         _ = self._parser
 
-    def parse(self, text: str, truncated: bool) -> ParsedReply:
-        """Takes a reply apart; `truncated` if a limit cut it."""
-        return self._parser.parse(text, truncated=truncated)
+    def parse(self, text: str) -> ParsedReply:
+        """Takes a reply apart."""
+        return self._parser.parse(text)
 
     def _only_tool(self) -> Tool:
         kind, name = type(self).__name__, self.tool_name

@@ -29,9 +29,9 @@ class ReActAgent(TextAgent):
         """The format and the tools."""
         return _INSTRUCTIONS.format(tools=self.describe_tools() or "(none)")
 
-    def parse(self, text: str, truncated: bool) -> ParsedReply:
-        """Takes a reply apart; `truncated` if a limit cut it."""
-        return ReActParser().parse(text, truncated=truncated)
+    def parse(self, text: str) -> ParsedReply:
+        """Takes a reply apart."""
+        return ReActParser().parse(text)
 
     def wrap(self, observation: str) -> str:
         """One result as the policy reads it."""

@@ -26,7 +26,6 @@ from agentfly_lib.chat.calls import MalformedCall, ParsedReply, ToolCall
 from agentfly_lib.chat.json_call import Refused
 
 __all__ = [
-    "CUT",
     "LINE_START",
     "MAX_CALLS",
     "MAX_PARAMETERS",
@@ -43,7 +42,6 @@ __all__ = [
 
 REASONING_START = "<think>"
 REASONING_END = "</think>"
-CUT = "The reply was cut by the length limit, so this tool call was not executed."
 MAX_CALLS = 128
 """Calls of a reply that are read."""
 MAX_PARAMETERS = 256
@@ -57,8 +55,8 @@ _TOO_MANY = f"A reply may hold {MAX_CALLS} tool calls, so those that came after 
 class CallParser(Protocol):
     """Takes replies apart. Stateless, and safe to share."""
 
-    def parse(self, text: str, *, truncated: bool) -> ParsedReply:
-        """`truncated`: the length limit cut the reply, so none of its calls may be executed."""
+    def parse(self, text: str) -> ParsedReply:
+        """Content and calls of a whole reply. A call whose end is missing is refused."""
         ...
 
 
@@ -106,12 +104,8 @@ class BlockParser(ABC):
         """Id of a reply's call, from 0."""
         return f"call-{index}"
 
-    def parse(self, text: str, *, truncated: bool) -> ParsedReply:
-        """Takes a reply apart.
-
-        `truncated` says that the length limit cut the reply: none of its calls may be executed then, since the cut may
-        have changed what the model meant to do. A call that is not closed is never executed either.
-        """
+    def parse(self, text: str) -> ParsedReply:
+        """Takes a reply apart. A call that is not closed is refused, whatever else is wrong or right with it."""
         position = self.answer_start(text)
         outside, reasoning, attempts = [text[:position]], list[str](), list[Attempt]()
         for start, block in self._blocks(text, position):
@@ -122,7 +116,7 @@ class BlockParser(ABC):
         outside.append(text[position:])
         return ParsedReply(
             content="".join(outside).strip(),
-            calls=self._calls(attempts, truncated),
+            calls=self._calls(attempts),
             reasoning="\n".join(filter(None, reasoning)),
         )
 
@@ -141,7 +135,7 @@ class BlockParser(ABC):
             yield found.start(), block
             position = block.end
 
-    def _calls(self, attempts: Sequence[Attempt], truncated: bool) -> tuple[ToolCall | MalformedCall, ...]:
+    def _calls(self, attempts: Sequence[Attempt]) -> tuple[ToolCall | MalformedCall, ...]:
         calls, taken = list[ToolCall | MalformedCall](), set[str]()
         for index, each in enumerate(attempts):
             if index == MAX_CALLS:
@@ -149,9 +143,8 @@ class BlockParser(ABC):
                 break
             call_id = each.id if each.id and each.id not in taken else self.call_id(index)
             taken.add(call_id)
-            fault = CUT if truncated else each.fault
-            if fault is not None:
-                calls.append(MalformedCall(id=call_id, raw=each.raw, message=fault))
+            if each.fault is not None:
+                calls.append(MalformedCall(id=call_id, raw=each.raw, message=each.fault))
             else:
                 calls.append(ToolCall(id=call_id, name=each.name, arguments=each.arguments))
         return tuple(calls)

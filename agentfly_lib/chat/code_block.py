@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import regex
 
-from agentfly_lib.chat.blocks import CUT, after_reasoning
+from agentfly_lib.chat.blocks import after_reasoning
 from agentfly_lib.chat.calls import MalformedCall, ParsedReply, ToolCall
 
 __all__ = ["CodeBlockParser"]
@@ -34,8 +34,8 @@ class CodeBlockParser:
     argument: str = "code"
     """Its parameter for the program."""
 
-    def parse(self, text: str, *, truncated: bool) -> ParsedReply:
-        """Takes a reply apart; `truncated`: the length limit cut it, so nothing is run."""
+    def parse(self, text: str) -> ParsedReply:
+        """Takes a reply apart; its programs become one call."""
         position = after_reasoning(text, _PYTHON)
         outside, programs, closed = [text[:position]], list[str](), True
         while (fence := _FENCE.search(text, position)) is not None:
@@ -53,13 +53,11 @@ class CodeBlockParser:
         content = "".join(outside).strip()
         if not programs:
             return ParsedReply(content=content)
-        return ParsedReply(content=content, calls=(self._call("\n".join(programs), closed, truncated),))
+        return ParsedReply(content=content, calls=(self._call("\n".join(programs), closed),))
 
-    def _call(self, program: str, closed: bool, truncated: bool) -> ToolCall | MalformedCall:
+    def _call(self, program: str, closed: bool) -> ToolCall | MalformedCall:
         fault = None
-        if truncated:
-            fault = CUT
-        elif not closed:
+        if not closed:
             fault = "The code block is not closed: a line with ``` is missing, so nothing was run."
         elif not program.strip():
             fault = "The code block is empty, so nothing was run."

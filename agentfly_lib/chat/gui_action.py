@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import regex
 
-from agentfly_lib.chat.blocks import CUT, after_reasoning
+from agentfly_lib.chat.blocks import after_reasoning
 from agentfly_lib.chat.calls import MalformedCall, ParsedReply, ToolCall
 from agentfly_lib.chat.json_call import Refused, show
 
@@ -61,20 +61,18 @@ class GuiActionParser:
 
     screen: Screen
 
-    def parse(self, text: str, *, truncated: bool) -> ParsedReply:
-        """Takes a reply apart; `truncated`: the length limit cut it, so nothing in it is executed."""
+    def parse(self, text: str) -> ParsedReply:
+        """Takes a reply apart; its first action is taken, any other is refused."""
         openings = list(_ACTION.finditer(text, after_reasoning(text, _ACTION)))
         content = text[: openings[0].start()].strip() if openings else text.strip()
         if not openings:
-            fault = CUT if truncated else f"The reply has no action; {_FORMAT}"
+            fault = f"The reply has no action; {_FORMAT}"
             return ParsedReply(content=content, calls=(MalformedCall(id="call-0", raw=content, message=fault),))
         ends = [*(opening.start() for opening in openings[1:]), len(text)]
         calls: list[ToolCall | MalformedCall] = []
         for opening, end in zip(openings, ends, strict=True):
             call_id, raw = f"call-{len(calls)}", text[opening.end() : end].strip()
             try:
-                if truncated:
-                    raise Refused(CUT)
                 if calls:
                     raise Refused(
                         "Only one action is taken in a turn, so this one was not: see what the first one did."

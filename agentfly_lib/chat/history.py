@@ -45,7 +45,7 @@ def orphans_to_users(messages: Sequence[Message]) -> list[Message]:
 
 def _reply(text: str, message: Message, parser: BlockParser, arguments_as_text: bool) -> Message:
     start = parser.answer_start(text)
-    parsed = parser.parse(text[start:], truncated=False)
+    parsed = parser.parse(text[start:])
     thought = parsed.reasoning or text[:start].strip().removeprefix(REASONING_START).removesuffix(REASONING_END).strip()
     content = parsed.content
     calls = [

@@ -73,9 +73,7 @@ def reply_text(reply: Mapping[str, Any], messages: Sequence[Message], tools: Too
         return content
     functions = [call["function"] for call in calls]
     written = _by_template(content, functions, messages, tools, format)
-    if written is not None and len(get_parser(format.parser, tools).parse(written, truncated=False).calls) == len(
-        calls
-    ):
+    if written is not None and len(get_parser(format.parser, tools).parse(written).calls) == len(calls):
         return written
     blocks = [
         f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}\n</tool_call>'

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import regex
 
-from agentfly_lib.chat.blocks import CUT, MAX_CALLS, after_reasoning
+from agentfly_lib.chat.blocks import MAX_CALLS, after_reasoning
 from agentfly_lib.chat.calls import MalformedCall, ParsedReply, ToolCall
 from agentfly_lib.chat.json_call import Refused, json_end, read_arguments, show
 
@@ -39,11 +39,8 @@ class _Part:
 class ReActParser:
     """Finds the action or the final answer of a reply. Stateless."""
 
-    def parse(self, text: str, *, truncated: bool) -> ParsedReply:
-        """Takes a reply apart; the content is the final answer if there is one, else what stands before the action.
-
-        `truncated`: the length limit cut the reply, so nothing in it is executed.
-        """
+    def parse(self, text: str) -> ParsedReply:
+        """Takes a reply apart; the content is the final answer if there is one, else what stands before the action."""
         begin = after_reasoning(text, _OPENING)
         parts = [part for part in _parts(text, begin) if part.label != "thought"]
         acts = [part for part in parts if part.label != "observation"]
@@ -51,9 +48,9 @@ class ReActParser:
             return ParsedReply(content=acts[0].body.strip())
         content = text[: parts[0].start].strip() if parts else text.strip()
         if not acts:
-            fault = CUT if truncated else f"The reply has neither an action nor a final answer; {_FORMAT}"
+            fault = f"The reply has neither an action nor a final answer; {_FORMAT}"
             return ParsedReply(content=content, calls=(_refused(0, content, fault),))
-        return ParsedReply(content=content, calls=tuple(_calls(parts, truncated)))
+        return ParsedReply(content=content, calls=tuple(_calls(parts)))
 
 
 def _parts(text: str, position: int) -> Iterator[_Part]:
@@ -68,7 +65,7 @@ def _parts(text: str, position: int) -> Iterator[_Part]:
         found = following
 
 
-def _calls(parts: list[_Part], truncated: bool) -> Iterator[ToolCall | MalformedCall]:
+def _calls(parts: list[_Part]) -> Iterator[ToolCall | MalformedCall]:
     name, index, invented = "", 0, False
     rest = deque(parts)
     while rest and index < MAX_CALLS:
@@ -80,7 +77,7 @@ def _calls(parts: list[_Part], truncated: bool) -> Iterator[ToolCall | Malformed
         if part.label == "action" and rest and rest[0].label == "action input":
             arguments = rest.popleft().body.strip()
             raw = f"{raw}\n{arguments}"
-        fault = CUT if truncated else _late(part, index, name, invented)
+        fault = _late(part, index, name, invented)
         if fault is None:
             name = part.body.strip() if part.label == "action" else ""
             yield _read(part, arguments)

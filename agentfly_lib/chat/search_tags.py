@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import regex
 
-from agentfly_lib.chat.blocks import CUT, after_reasoning
+from agentfly_lib.chat.blocks import after_reasoning
 from agentfly_lib.chat.calls import MalformedCall, ParsedReply, ToolCall
 
 __all__ = ["SearchTagParser"]
@@ -32,11 +32,8 @@ class SearchTagParser:
     argument: str = "query"
     """Its parameter for the question."""
 
-    def parse(self, text: str, *, truncated: bool) -> ParsedReply:
-        """Takes a reply apart; the content is the answer if there is one, else the text outside the tags.
-
-        `truncated`: the length limit cut the reply, so nothing in it is executed.
-        """
+    def parse(self, text: str) -> ParsedReply:
+        """Takes a reply apart; the content is the answer if there is one, else the text outside the tags."""
         position = after_reasoning(text, _OPENING)
         outside, calls = [text[:position]], list[ToolCall | MalformedCall]()
         while (opening := _OPENING.search(text, position)) is not None:
@@ -44,13 +41,11 @@ class SearchTagParser:
             kind, (body, position, closed) = opening[1], _body(text, opening)
             if kind == "answer" and closed and not calls:
                 return ParsedReply(content=body)
-            fault = CUT if truncated else self._fault(kind, body, closed)
-            calls.append(self._call(len(calls), body, fault))
+            calls.append(self._call(len(calls), body, self._fault(kind, body, closed)))
         outside.append(text[position:])
         content = "".join(outside).strip()
         if not calls:
-            fault = CUT if truncated else f"The reply has neither a search nor an answer; {_FORMAT}"
-            calls.append(self._call(0, content, fault))
+            calls.append(self._call(0, content, f"The reply has neither a search nor an answer; {_FORMAT}"))
         return ParsedReply(content=content, calls=tuple(calls))
 
     def _call(self, index: int, body: str, fault: str | None) -> ToolCall | MalformedCall:

@@ -3,7 +3,7 @@
     stream = StreamParser(parser)
     for delta in deltas:
         show(stream.push(delta))
-    rest, reply = stream.finish(truncated=False)
+    rest, reply = stream.finish()
 
 However the text is cut into deltas, the pieces joined are `reply.content`, and `reply` is what the parser gives for the
 whole text. Markup of calls is never among them: text that could be the beginning of an opening is held back, and so is
@@ -50,9 +50,9 @@ class StreamParser:
             outside.append(self._answer())
         return self._without_outer_space("".join(outside))
 
-    def finish(self, *, truncated: bool) -> tuple[str, ParsedReply]:
-        """The content still held back, and the reply taken apart; `truncated` as in `CallParser.parse`."""
-        reply = self._parser.parse(self._text, truncated=truncated)
+    def finish(self) -> tuple[str, ParsedReply]:
+        """The content still held back, and the reply taken apart."""
+        reply = self._parser.parse(self._text)
         return reply.content[self._given :], reply
 
     def _before_answer(self) -> str:

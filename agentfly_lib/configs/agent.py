@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, model_validator
 
-from agentfly_lib.configs.base import Config
+from agentfly_lib.configs.base import Config, FreeSettings
 
 __all__ = [
     "AgentConfig",
@@ -17,6 +17,7 @@ __all__ = [
     "CodeAgentConfig",
     "CompactionConfig",
     "CustomAgentConfig",
+    "EnvironmentChoice",
     "EnvironmentConfig",
     "GUIAgentConfig",
     "HFAgentConfig",
@@ -48,7 +49,7 @@ class RewardPartConfig(Config):
     """If it cannot be scored, the others are scored without it; otherwise nothing is."""
     label: str | None = None
     """Its name in the recorded parts; unset means the reward's own."""
-    settings: dict[str, Any] = Field(default_factory=dict)
+    settings: FreeSettings = Field(default_factory=dict)
     """What this reward is made with, for those that are made with something."""
 
 
@@ -58,7 +59,7 @@ class RewardConfig(Config):
     name: str = "math_equal"
     """A reward we ship, or `package.module:name` of a function decorated with `@reward`; with `parts`, what their sum
     is called. For an agent in an environment it is `environment` unless a recipe says otherwise."""
-    settings: dict[str, Any] = Field(default_factory=dict)
+    settings: FreeSettings = Field(default_factory=dict)
     """What the reward is made with, for those that are made with something."""
     parts: tuple[RewardPartConfig, ...] = ()
     """Several rewards, whose weighted sum is the reward."""
@@ -91,18 +92,23 @@ class RewardConfig(Config):
         return f"{self.name}-{hashlib.sha256(decisive.encode()).hexdigest()[:8]}"
 
 
-class EnvironmentConfig(Config):
-    """Where the agent acts: its actions become the agent's tools, and its prompt and its reward stand where the recipe
-    gives none."""
+class EnvironmentChoice(Config):
+    """Which environment, and where it runs."""
 
     name: str
     """An environment we ship, one that a package has installed, or `package.module:KIND`."""
-    settings: dict[str, Any] = Field(default_factory=dict)
+    settings: FreeSettings = Field(default_factory=dict)
     """What the environment is made with; its page lists the keys."""
     place: Literal["process", "thread"] | None = None
     """Where it runs; unset: where the environment says."""
     url: Annotated[str, Field(pattern=r"^https?://[^@\s]+$")] | None = None
     """A server that runs it, with these settings: `python -m agentfly_lib.envs.host --http PORT --kind NAME`."""
+
+
+class EnvironmentConfig(EnvironmentChoice):
+    """Where the agent acts: its actions become the agent's tools, and its prompt and its reward stand where the recipe
+    gives none."""
+
     warm: Annotated[int, Field(ge=0)] = 2
     """So many are kept ready between trajectories."""
     cap: PositiveInt = 32
@@ -212,7 +218,7 @@ class AgentSettings(Config):
     the default is none."""
     mcp_servers: tuple[McpServerConfig, ...] = ()
     """Servers whose tools the agent has too."""
-    tool_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    tool_settings: dict[str, FreeSettings] = Field(default_factory=dict)
     """By a tool's name: what that tool is made with; its documentation lists the keys."""
     reward: RewardConfig = RewardConfig()
     """How trajectories are scored."""
@@ -296,7 +302,7 @@ class CustomAgentConfig(AgentSettings):
     type: Literal["custom"] = "custom"
     name: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     """`package.module:ClassName` of a subclass of `agentfly_lib.agents.Agent`."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: FreeSettings = Field(default_factory=dict)
     """Arguments of the class's own, beside those that every agent takes."""
 
 

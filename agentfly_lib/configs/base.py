@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-__all__ = ["Config"]
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+__all__ = ["Config", "FreeSettings"]
+
+
+def _without_null(settings: dict[str, Any]) -> dict[str, Any]:
+    if (key := _first_null(settings)) is not None:
+        raise ValueError(f"{key} is null, which no recipe can say; leave it out, or give it a value")
+    return settings
+
+
+def _first_null(value: Any, at: str = "") -> str | None:
+    if value is None:
+        return at
+    if isinstance(value, Mapping):
+        items = [(f"{at}.{key}" if at else str(key), item) for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"{at}[{index}]", item) for index, item in enumerate(value)]
+    else:
+        return None
+    return next((found for key, item in items if (found := _first_null(item, key)) is not None), None)
+
+
+FreeSettings = Annotated[dict[str, Any], AfterValidator(_without_null)]
+"""What a recipe hands on to something that checks it itself. Without nulls at any depth: TOML has none, so a run
+directory would give another config back."""
 
 
 class Config(BaseModel):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from agentfly_lib.configs.agent import EnvironmentChoice
 from agentfly_lib.configs.base import Config
 
 __all__ = [
@@ -134,14 +135,11 @@ class ColoursDataConfig(_SeededConfig):
     """Held-out problems to generate."""
 
 
-class EnvironmentDataConfig(_SeededConfig):
-    """The problems that an environment brings, with what the agent sees of each at first in its prompt."""
+class EnvironmentDataConfig(EnvironmentChoice, _SeededConfig):
+    """The problems that an environment brings, with what the agent sees of each at first in its prompt. Which
+    environment is said as in `agent.environment`."""
 
     type: Literal["environment"] = "environment"
-    name: str
-    """The environment, as in `agent.environment`."""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Its settings, as in `agent.environment`."""
     train_problems: PositiveInt = 1024
     """Use at most this many training problems, the first ones that the environment brings."""
     eval_problems: PositiveInt = 64

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from agentfly_lib.configs.agent import AgentConfig, HFAgentConfig
+from agentfly_lib.configs.agent import AgentConfig, EnvironmentChoice, HFAgentConfig
 from agentfly_lib.configs.algorithm import AlgorithmConfig, OptimConfig
 from agentfly_lib.configs.base import Config
 from agentfly_lib.configs.collection import (
@@ -266,7 +266,7 @@ class RunConfig(Config):
         acts_in = agent.get("environment") if isinstance(agent, Mapping) else None
         if data.get("type") != "environment" or "name" in data or not isinstance(acts_in, Mapping):
             return values
-        found = {key: acts_in[key] for key in ("name", "settings") if key in acts_in}
+        found = {key: acts_in[key] for key in EnvironmentChoice.model_fields if key in acts_in}
         return {**values, "data": {**found, **data}}
 
     @field_validator("rollout")

@@ -66,7 +66,13 @@ def environment_contents(spec: EnvironmentSpec) -> dict[str, str]:
 
 
 def _rows(spec: EnvironmentSpec, split: Split, count: int, source: str) -> list[Row]:
-    rows = itertools.islice(spec.kind.problems(spec.settings, split), count)
+    try:
+        rows = list(itertools.islice(spec.kind.problems(spec.settings, split), count))
+    except ImportError as error:
+        raise DataError(
+            f"{source}: the problems are listed on this machine, wherever their episodes are, and {error}; install "
+            "what is missing, or give the problems as files"
+        ) from error
     return [Row(source=source, unit="problem", number=n, values=dict(values)) for n, values in enumerate(rows, start=1)]
 
 

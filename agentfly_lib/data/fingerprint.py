@@ -18,9 +18,9 @@ __all__ = ["content_sha256", "dataset_fingerprint"]
 _PREPARATION = 1
 """Raise when prepared files change for the same input."""
 _LENGTH = 32
-_IRRELEVANT = frozenset({"train", "eval", "images", "max_row_errors", "instances"})
+_IRRELEVANT = frozenset({"train", "eval", "images", "max_row_errors", "instances", "place", "url"})
 """Keys that change neither rows nor split: paths and where pictures may come from (their content counts instead), the
-length of error messages, and how much is done at once."""
+length of error messages, and where and how much at once an environment is asked."""
 
 
 def content_sha256(path: Path) -> str:

@@ -30,7 +30,7 @@ from agentfly_lib.data.problems import content_id
 from agentfly_lib.data.sources import read_rows
 from agentfly_lib.data.split import hold_out
 from agentfly_lib.data.validate import RowFormat, SourcedProblem, build_problems
-from agentfly_lib.envs.spec import environment_spec
+from agentfly_lib.envs.spec import configured_environment
 from agentfly_lib.errors import DataError
 from agentfly_lib.tools.images import data_url
 from agentfly_lib.types import Message, Problem
@@ -130,7 +130,7 @@ def _hub(config: HubDataConfig) -> DataInput:
 
 
 def _environment(config: EnvironmentDataConfig, progress: Progress | None) -> DataInput:
-    spec = environment_spec(config.name, config.settings, where="data.settings")
+    spec = configured_environment(config, where="data")
 
     def read() -> tuple[_Problems, _Problems]:
         train = environment_problems(

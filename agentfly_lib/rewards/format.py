@@ -32,7 +32,7 @@ def format_followed(
     tags: names of tags that hold something and stand in this order, each once: `("think", "answer")`.
     pattern: a regular expression that the text matches from beginning to end; `.` is also a new line.
     turns: whether that goes for the last turn that the policy took or for all of them.
-    parser: of tool calls: its name (`chat.parser_names`), or anything with `parse(text, truncated=...)`. Every
+    parser: of tool calls: its name (`chat.parser_names`), or anything with `parse(text)`. Every
         turn must have been ended by the policy, with calls that can be read.
 
     Raises `ConfigError` for a pattern or a parser that is none.
@@ -84,7 +84,7 @@ async def _all_match(pattern: str, texts: list[str]) -> float:
 
 
 def _readable(text: str, parser: Any) -> bool:
-    calls = parser.parse(text, truncated=False).calls
+    calls = parser.parse(text).calls
     return not any(isinstance(call, MalformedCall) for call in calls)
 
 

@@ -28,7 +28,7 @@ def group_judge(
     base_url: str,
     model: str,
     rubric: str = RANKING_RUBRIC,
-    cache: Path | Literal[False] | None = None,
+    cache: Path | Literal["none"] | None = None,
     structured: bool = True,
     timeout_seconds: PositiveFloat = 180.0,
     retries: Annotated[int, Field(ge=0)] = 2,

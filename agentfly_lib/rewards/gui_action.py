@@ -41,7 +41,7 @@ def gui_action(*, screen_width: int = _NO_LIMIT, screen_height: int = _NO_LIMIT)
         if not isinstance(wanted, str):
             return None
         said = next((turn.message for turn in _sampled(trajectory)), None)
-        calls = parser.parse(str((said or {}).get("content") or ""), truncated=False).calls
+        calls = parser.parse(str((said or {}).get("content") or "")).calls
         done = calls[0] if calls and isinstance(calls[0], ToolCall) else None
         right = done is not None and done.name == wanted
         arguments = done.arguments if done is not None and right else {}

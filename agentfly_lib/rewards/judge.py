@@ -184,7 +184,7 @@ def make_judge(
     *,
     base_url: str,
     model: str,
-    cache: Path | Literal[False] | None,
+    cache: Path | Literal["none"] | None,
     structured: bool,
     retries: int,
     outage_retries: int,
@@ -201,7 +201,7 @@ def make_judge(
         retries=outage_retries,
         backoff_seconds=backoff_seconds,
     )
-    folder = None if cache is False else cache or default_cache()
+    folder = None if cache == "none" else cache or default_cache()
     return Judge(endpoint, model, cache=folder, retries=retries, max_tokens=max_tokens, structured=structured)
 
 

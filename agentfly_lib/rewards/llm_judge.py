@@ -32,8 +32,8 @@ def llm_judge(
     scale: Annotated[int, Field(ge=1)] = 10,
     show: Literal["final", "transcript"] = "final",
     pictures: Literal["none", "problem", "all"] = "none",
-    reference: str | None = "answer",
-    cache: Path | Literal[False] | None = None,
+    reference: str = "answer",
+    cache: Path | Literal["none"] | None = None,
     structured: bool = True,
     timeout_seconds: PositiveFloat = 120.0,
     retries: Annotated[int, Field(ge=0)] = 2,
@@ -49,8 +49,8 @@ def llm_judge(
     show: the final response alone, or the whole conversation with its tool calls and results.
     pictures: what a judge that sees is shown below the texts: none, the problem's own, or also those that the policy
         saw on its way (screens, results of tools).
-    reference: column with the right answer, shown if the problem has it; None shows none.
-    cache: folder of kept verdicts; the user's cache directory if unset, none if False.
+    reference: column with the right answer, shown if the problem has it; `none` shows none.
+    cache: folder of kept verdicts; the user's cache directory if unset; `none` keeps none.
     structured: constrain the answer to the schema; False for servers that cannot.
     retries: tries after the first for an answer that is not the JSON that was asked for. outage_retries: the same for a
         server that is down. A judgement that is not had in the end, or within `timeout_seconds`, drops the trajectory.
@@ -89,7 +89,7 @@ def llm_judge(
 
     async def judged(trajectory: Trajectory, problem: Problem) -> float:
         pieces = [f"Question:\n{quoted('question', question_of(problem))}"]
-        if reference is not None and problem.columns.get(reference) is not None:
+        if reference != "none" and problem.columns.get(reference) is not None:
             pieces.append(f"Reference answer:\n{quoted('reference', str(problem.columns[reference]))}")
         text = trajectory.final_response if show == "final" else _transcript(trajectory)
         pieces.append(f"Response to judge:\n{quoted('response', text)}")

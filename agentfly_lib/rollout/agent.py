@@ -46,8 +46,8 @@ class ChainAgent(Protocol):
         """The conversation that the first prompt renders, system prompt included."""
         ...
 
-    def parse(self, text: str, truncated: bool) -> ParsedReply:
-        """Content and tool calls of one reply; `truncated` if a limit cut it."""
+    def parse(self, text: str) -> ParsedReply:
+        """Content and tool calls of one reply. Those that the length limit cut are never asked about."""
         ...
 
     def observe(self, calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult]) -> list[Message]:

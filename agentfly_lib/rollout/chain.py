@@ -297,7 +297,7 @@ class _Chain:
         generation, reply = await self._sample(room)
         if generation.finish is FinishReason.LENGTH:
             return StopReason.MAX_TOKENS  # what was cut may not say what the policy meant: none of its calls is run
-        parsed = self._agent.parse(reply, truncated=False)
+        parsed = self._agent.parse(reply)
         calls = _allowed(parsed.calls, self._agent.max_calls_per_turn)
         if not calls:
             self.segments[-1].answered(parsed.answer)

@@ -180,7 +180,7 @@ class _Trial:
             reason = "the template writes no calls of its own, so reading them back was not tried"
             yield Finding(title=title, level=Level.NOTE, text=reason)
             return
-        calls = self.parser.parse(text, truncated=False).calls
+        calls = self.parser.parse(text).calls
         if len(calls) == 1 and not isinstance(calls[0], MalformedCall):
             call = calls[0]
             if (call.name, dict(call.arguments)) == (_NAME, _ARGUMENTS):

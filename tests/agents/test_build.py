@@ -67,11 +67,10 @@ def test_the_fingerprint_follows_the_prompt(model_path):
     assert len(others | set(same)) == 3
 
 
-def test_parse_finds_calls_unless_the_turn_was_cut(model_path):
+def test_parse_finds_calls(model_path):
     agent = build_agent(HFAgentConfig(), model_path)
     text = '<tool_call>{"name": "calculator", "arguments": {"expression": "1"}}</tool_call>'
-    assert agent.parse(text, False).calls[0].id == "call-0"
-    assert "length limit" in agent.parse(text, True).calls[0].message
+    assert [call.id for call in agent.parse(text).calls] == ["call-0"]
 
 
 def test_prompts_show_the_tools(model_path):
@@ -132,7 +131,7 @@ class TestOptionsOfACustomAgent:
                         super().__init__(model, tools, **options)
                         self._freeze(arrow=arrow, depth=depth)
 
-                    def parse(self, text, truncated):
+                    def parse(self, text):
                         return ParsedReply(content=text)
 
                 class Longer(Arrow):

@@ -13,7 +13,7 @@ from agentfly_lib.errors import ConfigError
 
 
 class Own:
-    def parse(self, text: str, *, truncated: bool) -> ParsedReply:
+    def parse(self, text: str) -> ParsedReply:
         return ParsedReply(content=text.upper())
 
 
@@ -26,12 +26,12 @@ def test_by_name_with_the_types_of_the_tools(model_path):
     assert isinstance(agent, HFAgent)
     assert isinstance(agent.parser, GlmParser)
     text = "<tool_call>calculator<arg_key>expression</arg_key><arg_value>12</arg_value></tool_call>"
-    (call,) = agent.parse(text, truncated=False).calls
+    (call,) = agent.parse(text).calls
     assert call.arguments == {"expression": "12"}  # its schema says that it is a string
 
 
 def test_one_of_ones_own(model_path):
-    assert HFAgent(model_path, parser=Own()).parse("abc", truncated=False).content == "ABC"
+    assert HFAgent(model_path, parser=Own()).parse("abc").content == "ABC"
 
 
 def test_unknown(model_path):

@@ -10,8 +10,8 @@ from agentfly_lib.chat import MalformedCall, ToolCall
 from agentfly_lib.chat.code_block import CodeBlockParser
 
 
-def parse(text: str, *, truncated: bool = False):
-    return CodeBlockParser(tool="run", argument="program").parse(text, truncated=truncated)
+def parse(text: str):
+    return CodeBlockParser(tool="run", argument="program").parse(text)
 
 
 def program(text: str) -> str:
@@ -74,11 +74,6 @@ def test_what_is_not_run(text, expected):
     (call,) = parse(text).calls
     assert isinstance(call, MalformedCall)
     assert expected in call.message
-
-
-def test_a_reply_that_was_cut_runs_nothing():
-    (call,) = parse("```python\nprint(1)\n```", truncated=True).calls
-    assert isinstance(call, MalformedCall)
 
 
 def test_code_that_the_model_only_thinks_of_is_not_run():

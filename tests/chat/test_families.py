@@ -178,7 +178,7 @@ class TestEveryFamily:
 
         for arguments, observation, follow_up in turns:
             text = CALLS[chat.parser](arguments, call_id)
-            (found,) = parser.parse(text, truncated=False).calls
+            (found,) = parser.parse(text).calls
             assert (found.name, found.arguments, found.id) == ("calculator", arguments, call_id)
             exchange(text, calling(arguments, call_id), result(observation, call_id), call=True)
             if follow_up:

@@ -96,7 +96,7 @@ TO = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
     ],
 )
 def test_the_message_names_the_culprit(parser, text, culprit):
-    (call,) = get_parser(parser).parse(text, truncated=False).calls
+    (call,) = get_parser(parser).parse(text).calls
     assert isinstance(call, MalformedCall)
     assert culprit in call.message
     assert len(call.message) < 400
@@ -115,7 +115,7 @@ def test_the_message_names_the_culprit(parser, text, culprit):
     ],
 )
 def test_text_that_only_looks_like_a_call_is_text(parser, text):
-    reply = get_parser(parser).parse(text, truncated=False)
+    reply = get_parser(parser).parse(text)
     assert (reply.content, reply.calls) == (text, ())
 
 
@@ -130,7 +130,7 @@ def test_text_that_only_looks_like_a_call_is_text(parser, text):
     ],
 )
 def test_a_bad_call_does_not_take_a_good_one_with_it(parser, good, bad):
-    found = get_parser(parser).parse(f"{good}{bad}{good}", truncated=False).calls
+    found = get_parser(parser).parse(f"{good}{bad}{good}").calls
     assert [type(call) for call in found] == [ToolCall, MalformedCall, ToolCall]
 
 
@@ -151,7 +151,7 @@ class TestValuesWithoutAType:
 
     def read(self, tools, **values):
         body = "".join(f"<arg_key>{key}</arg_key><arg_value>{value}</arg_value>" for key, value in values.items())
-        (call,) = get_parser("glm", tools).parse(f"<tool_call>f{body}</tool_call>", truncated=False).calls
+        (call,) = get_parser("glm", tools).parse(f"<tool_call>f{body}</tool_call>").calls
         return call.arguments
 
     def test_the_schema_decides(self):

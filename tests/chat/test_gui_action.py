@@ -13,7 +13,7 @@ PARSER = GuiActionParser(Screen(width=100, height=50))
 
 
 def only(text: str) -> ToolCall | MalformedCall:
-    (call,) = PARSER.parse(text, truncated=False).calls
+    (call,) = PARSER.parse(text).calls
     return call
 
 
@@ -77,20 +77,15 @@ def test_without_an_action():
 
 
 def test_only_the_first_action_is_taken():
-    first, second = PARSER.parse("Action: key(keys='a')\nAction: key(keys='b')", truncated=False).calls
+    first, second = PARSER.parse("Action: key(keys='a')\nAction: key(keys='b')").calls
     assert first == ToolCall(id="call-0", name="key", arguments={"keys": "a"})
     assert isinstance(second, MalformedCall)
     assert "Only one action" in second.message
 
 
-def test_a_reply_that_was_cut_does_nothing():
-    (call,) = PARSER.parse("Action: finished()", truncated=True).calls
-    assert isinstance(call, MalformedCall)
-
-
 @given(st.text(st.sampled_from("acx=,()'\"\\ 1.\n"), max_size=30))
 def test_any_text_is_taken_apart(text):
-    for call in PARSER.parse(f"Action: {text}", truncated=False).calls:
+    for call in PARSER.parse(f"Action: {text}").calls:
         if isinstance(call, ToolCall):
             for name, size in (("x", 100), ("y", 50)):
                 assert 0 <= call.arguments.get(name, 0) < size

@@ -21,16 +21,16 @@ json_values = st.recursive(
 )
 
 
-def parse(text: str, truncated: bool = False):
-    return HermesParser().parse(text, truncated=truncated)
+def parse(text: str):
+    return HermesParser().parse(text)
 
 
 def call(body: str) -> str:
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
-def refusal(text: str, truncated: bool = False) -> str:
-    (malformed,) = parse(text, truncated).calls
+def refusal(text: str) -> str:
+    (malformed,) = parse(text).calls
     assert isinstance(malformed, MalformedCall)
     return malformed.message
 
@@ -131,20 +131,12 @@ class TestCut:
     def test_a_call_without_its_end_is_never_a_call(self, length):
         text = call('{"name": "f", "arguments": {}}')[:length]
         assert "</tool_call> is missing" in refusal(text)
-        assert "cut by the length limit" in refusal(text, truncated=True)
-
-    def test_a_cut_reply_runs_not_even_its_complete_calls(self):
-        text = call('{"name": "f", "arguments": {}}') + " and then <tool_call>{"
-        assert all(isinstance(c, MalformedCall) for c in parse(text, truncated=True).calls)
-        assert len(parse(text, truncated=True).calls) == 2
 
     def test_a_call_opened_again_before_its_end(self):
         reply = parse('<tool_call>{"name": "f" <tool_call>{"name": "g", "arguments": {}}</tool_call>')
         assert [type(c) for c in reply.calls] == [MalformedCall, ToolCall]
 
-    @given(st.text('<tool_call>/{}"name:f \n', max_size=60), st.booleans())
-    def test_any_text_can_be_parsed(self, text, truncated):
-        reply = parse(text, truncated)
+    @given(st.text('<tool_call>/{}"name:f \n', max_size=60))
+    def test_any_text_can_be_parsed(self, text):
+        reply = parse(text)
         assert [c.id for c in reply.calls] == [f"call-{i}" for i in range(len(reply.calls))]
-        if truncated:
-            assert not any(isinstance(c, ToolCall) for c in reply.calls)

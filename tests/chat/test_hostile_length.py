@@ -71,13 +71,13 @@ def _seconds(work: Callable[[], object]) -> float:
 @pytest.mark.parametrize(("name", "unit"), UNITS)
 def test_the_time_for_many_openings_grows_with_the_length(name: str, unit: str) -> None:
     parser = _parser(name)
-    few, many = (_seconds(lambda times=times: parser.parse(unit * times, truncated=False)) for times in (EIGHTH, TIMES))
+    few, many = (_seconds(lambda times=times: parser.parse(unit * times)) for times in (EIGHTH, TIMES))
     assert many < max(NOTHING, 32 * few)  # 8 times as long where it grows with the length, 64 times with its square
 
 
 @pytest.mark.parametrize("text", ["```" + "a" * 300_000 + "`", "`" * 300_000 + "x`", "```a " + " " * 300_000 + "`"])
 def test_a_line_that_is_almost_a_fence_is_read_once(text: str) -> None:
-    assert CodeBlockParser().parse(text, truncated=False).calls == ()  # with the square it would take hours
+    assert CodeBlockParser().parse(text).calls == ()  # with the square it would take hours
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_a_stream_costs_no_square_either(name: str, unit: str, piece: int) -> No
     def read(times: int) -> None:
         stream, text = StreamParser(get_parser(name)), unit * times
         pieces = [stream.push(text[start : start + piece]) for start in range(0, len(text), piece)]
-        rest, reply = stream.finish(truncated=False)
-        assert "".join([*pieces, rest]) == reply.content == get_parser(name).parse(text, truncated=False).content
+        rest, reply = stream.finish()
+        assert "".join([*pieces, rest]) == reply.content == get_parser(name).parse(text).content
 
     few, many = _seconds(lambda: read(250)), _seconds(lambda: read(2_000))
     assert many < max(NOTHING, 32 * few)
@@ -110,7 +110,7 @@ CALLS = {
 def test_calls_beyond_the_limit_are_one_refused_call(name: str) -> None:
     more = MAX_CALLS + 10
     text = f"[{', '.join(['f()'] * more)}]" if name == "pythonic" else CALLS[name] * more
-    reply = get_parser(name).parse(text, truncated=False)
+    reply = get_parser(name).parse(text)
     assert len(reply.calls) == MAX_CALLS + 1
     assert not any(isinstance(call, MalformedCall) for call in reply.calls[:-1])
     last = reply.calls[-1]
@@ -128,7 +128,7 @@ def test_a_call_with_far_too_many_parameters_is_refused(name: str) -> None:
         )
     else:
         text = "<function=f>" + "".join(f"<parameter={k}>1</parameter>" for k in keys) + "</function>"
-    (call,) = get_parser(name).parse(text, truncated=False).calls
+    (call,) = get_parser(name).parse(text).calls
     assert isinstance(call, MalformedCall)
     assert f"more than {MAX_PARAMETERS}" in call.message
 
@@ -137,7 +137,7 @@ def test_a_call_with_far_too_many_parameters_is_refused(name: str) -> None:
 def test_arguments_of_any_length_are_read_whole(length: int) -> None:
     value = "x" * length + "\\u00e9\\\\ 12.5e3 "
     text = f'<tool_call>{{"name": "f", "arguments": {{"x": "{value}", "n": 12}}}}</tool_call> after'
-    reply = get_parser("hermes").parse(text, truncated=False)
+    reply = get_parser("hermes").parse(text)
     (call,) = reply.calls
     assert not isinstance(call, MalformedCall)
     assert call.arguments == {"x": "x" * length + "é\\ 12.5e3 ", "n": 12}

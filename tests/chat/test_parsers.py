@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from agentfly_lib.chat import MalformedCall, ToolCall, get_parser, parser_names
+from agentfly_lib.chat import ToolCall, get_parser, parser_names
 from agentfly_lib.chat.stream_parser import StreamParser
 from agentfly_lib.errors import ConfigError
 
@@ -244,59 +244,50 @@ class TestEveryFormat:
             items = [("f", arguments) for _, arguments in items]
             assume(not any("</" in str(arguments.get("text", "")) for _, arguments in items))
             assume(not any(str(a.get("text", "")).startswith("\n") for _, a in items))
-        reply = parser(form).parse(written(form, items, before), truncated=False)
+        reply = parser(form).parse(written(form, items, before))
         assert [(call.name, dict(call.arguments)) for call in reply.calls] == [(n, dict(a)) for n, a in items]
         assert reply.content == before
-
-    @SETTINGS
-    @given(items=calls)
-    def test_no_call_of_a_reply_that_was_cut_is_executed(self, form, items):
-        text = WRITERS[form](items)
-        for cut in {len(text), len(text) // 2, len(text) - 1}:
-            for call in parser(form).parse(text[:cut], truncated=True).calls:
-                assert isinstance(call, MalformedCall)
-                assert "cut by the length limit" in call.message
 
     def test_a_call_without_its_end_is_never_executed(self, form):
         """Whatever the engine says about why it stopped."""
         text = WRITERS[form]([("f", {"text": "abc", "n": 12})])
         enough = len(text.rstrip("<|cal>")) if form == "harmony" else len(text)  # there the stop token is the end
         for cut in range(enough):
-            found = parser(form).parse(text[:cut], truncated=False).calls
+            found = parser(form).parse(text[:cut]).calls
             complete = form in ("mistral-named",) or (form.startswith("deepseek") and text[:cut].count("call▁end｜>"))
             assert complete or not any(isinstance(call, ToolCall) for call in found), text[:cut]
 
     def test_ids_are_unique_and_text_is_no_call(self, form):
-        reply = parser(form).parse("The answer is 4 [see {1}] <b>", truncated=False)
+        reply = parser(form).parse("The answer is 4 [see {1}] <b>")
         assert (reply.content, reply.calls) == ("The answer is 4 [see {1}] <b>", ())
-        found = parser(form).parse(WRITERS[form]([("f", {})] * 3), truncated=False).calls
+        found = parser(form).parse(WRITERS[form]([("f", {})] * 3)).calls
         assert len({call.id for call in found}) == 3
 
     @SETTINGS
-    @given(text=soups, truncated=st.booleans())
-    def test_any_text_can_be_parsed(self, form, text, truncated):
-        reply = parser(form).parse(text, truncated=truncated)
+    @given(text=soups)
+    def test_any_text_can_be_parsed(self, form, text):
+        reply = parser(form).parse(text)
         assert [call.id for call in reply.calls] == [parser(form).call_id(i) for i in range(len(reply.calls))]
 
     @SETTINGS
-    @given(text=soups, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9), truncated=st.booleans())
-    def test_streamed_text_is_parsed_as_at_once(self, form, text, sizes, truncated):
-        check_stream(form, text, pieces(text, sizes), truncated)
+    @given(text=soups, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9))
+    def test_streamed_text_is_parsed_as_at_once(self, form, text, sizes):
+        check_stream(form, text, pieces(text, sizes))
 
     @SETTINGS
     @given(items=calls, before=st.sampled_from(["", "Hm. ", "<think>a\nb</think>\n\n", "a</think>"]))
     def test_every_split_of_a_reply_gives_the_same(self, form, items, before):
         text = written(form, items, before)
-        check_stream(form, text, list(text), truncated=False)
+        check_stream(form, text, list(text))
         for cut in range(0, len(text), 1 + len(text) // 15):
-            check_stream(form, text, [text[:cut], text[cut:]], truncated=False)
+            check_stream(form, text, [text[:cut], text[cut:]])
 
     @pytest.mark.parametrize("before", ["", "Let me see.", "<think>a</think>\n\nSo: "])
     def test_all_splits_in_two_and_single_characters(self, form, before):
         text = written(form, [("f", {"text": 'a "b" <c>', "n": 1}), ("f", {})], before)
         for cut in range(len(text) + 1):
-            check_stream(form, text, [text[:cut], text[cut:]], truncated=False)
-        check_stream(form, text, list(text), truncated=False)
+            check_stream(form, text, [text[:cut], text[cut:]])
+        check_stream(form, text, list(text))
 
 
 def pieces(text: str, sizes: list[int]) -> list[str]:
@@ -308,14 +299,14 @@ def pieces(text: str, sizes: list[int]) -> list[str]:
     return found
 
 
-def check_stream(form: str, text: str, deltas: list[str], truncated: bool) -> None:
+def check_stream(form: str, text: str, deltas: list[str]) -> None:
     """Content deltas join to the content, at every moment a beginning of it, so no markup is ever among them."""
-    expected = parser(form).parse(text, truncated=truncated)
+    expected = parser(form).parse(text)
     stream, shown = StreamParser(parser(form)), ""
     for delta in deltas:
         shown += stream.push(delta)
         assert expected.content.startswith(shown), (text, deltas)
-    rest, reply = stream.finish(truncated=truncated)
+    rest, reply = stream.finish()
     assert reply == expected
     assert shown + rest == expected.content, (text, deltas)
 
@@ -326,7 +317,7 @@ def test_content_is_streamed_before_its_end_is_known():
     assert stream.push(" is <b") == " is <b"
     assert stream.push("> <tool") == ">"
     assert stream.push("box> ") == " <toolbox>"
-    assert stream.finish(truncated=False)[0] == ""
+    assert stream.finish()[0] == ""
 
 
 def test_the_answer_of_harmony_is_streamed():
@@ -334,7 +325,7 @@ def test_the_answer_of_harmony_is_streamed():
     thought = "<|channel|>analysis<|message|>I know.<|end|><|start|>assistant<|channel|>final<|message|>"
     assert stream.push(thought) == ""
     assert stream.push("It is") == "It is"
-    rest, reply = stream.finish(truncated=False)
+    rest, reply = stream.finish()
     assert (rest, reply.content, reply.reasoning) == ("", "It is", "I know.")
 
 
@@ -349,12 +340,12 @@ class TestIds:
         text = (
             '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "abcdefghi"}, {"name": "g", "arguments": {}, "id": "1"}]'
         )
-        assert [call.id for call in get_parser("mistral").parse(text, truncated=False).calls] == [
+        assert [call.id for call in get_parser("mistral").parse(text).calls] == [
             "abcdefghi",
             "call00001",
         ]
         named = "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}[TOOL_CALLS]g[CALL_ID]abcdefghi[ARGS]{}"
-        assert [call.id for call in get_parser("mistral").parse(named, truncated=False).calls] == [
+        assert [call.id for call in get_parser("mistral").parse(named).calls] == [
             "abcdefghi",
             "call00001",
         ]

@@ -44,7 +44,7 @@ def test_there_and_back(name, shipped_format):
     chat = shipped_format(name)
     text = reply_text(reply(None, ARGUMENTS), QUESTION, TOOLS, chat)
     parser = get_parser(chat.parser, TOOLS)
-    (call,) = parser.parse(text, truncated=False).calls
+    (call,) = parser.parse(text).calls
     assert (call.name, dict(call.arguments)) == ("weight", ARGUMENTS)
     conversation = [
         *QUESTION,

@@ -12,8 +12,8 @@ from agentfly_lib.chat.react import ReActParser
 ACT = 'Thought: I need it.\nAction: weather\nAction Input: {"city": "Oslo"}'
 
 
-def parse(text: str, *, truncated: bool = False):
-    return ReActParser().parse(text, truncated=truncated)
+def parse(text: str):
+    return ReActParser().parse(text)
 
 
 def faults(text: str) -> list[str]:
@@ -105,12 +105,6 @@ def test_after_an_answer_nothing_is_run():
     assert parse("Final Answer: rain\n" + ACT).calls == ()
 
 
-def test_a_reply_that_was_cut_runs_nothing():
-    (call,) = parse(ACT, truncated=True).calls
-    assert isinstance(call, MalformedCall)
-    assert "length limit" in call.message
-
-
 pieces = st.sampled_from(
     [
         "Action:",
@@ -128,9 +122,9 @@ pieces = st.sampled_from(
 )
 
 
-@given(st.lists(pieces | st.text(max_size=3), max_size=25).map("".join), st.booleans())
-def test_any_text_is_taken_apart(text, truncated):
-    reply = parse(text, truncated=truncated)
+@given(st.lists(pieces | st.text(max_size=3), max_size=25).map("".join))
+def test_any_text_is_taken_apart(text):
+    reply = parse(text)
     assert [call.id for call in reply.calls] == [f"call-{index}" for index in range(len(reply.calls))]
-    assert sum(isinstance(call, ToolCall) for call in reply.calls) <= (0 if truncated else 1)
+    assert sum(isinstance(call, ToolCall) for call in reply.calls) <= 1
     assert all(isinstance(call, MalformedCall) for call in reply.calls[1:])

@@ -142,7 +142,7 @@ class TestHarmony:
                 calls.append((message.recipient.removeprefix("functions."), json.loads(text)))
             else:
                 (thoughts if message.channel == "analysis" else content).append(text)
-        parsed = get_parser("harmony").parse(reply, truncated=False)
+        parsed = get_parser("harmony").parse(reply)
         assert parsed.content == "".join(content)
         assert parsed.reasoning == "".join(thoughts)
         assert [(call.name, call.arguments) for call in parsed.calls] == calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from agentfly_lib.configs import (
     load_config,
     parse_overrides,
 )
-from agentfly_lib.configs.load import FlowConfig
+from agentfly_lib.configs.load import FlowConfig, assign_key
 from agentfly_lib.errors import ConfigError
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -208,3 +209,21 @@ def test_a_bound_can_be_switched_off_and_survives_a_round_trip(recipe: Path) -> 
 
 def test_secrets_do_not_belong_into_a_config(recipe: Path) -> None:
     assert "MLFLOW_TRACKING_PASSWORD" in refusal(recipe, "tracking.uri=https://me:secret@host/")
+
+
+@pytest.mark.parametrize(
+    ("table", "values", "key"),
+    [
+        ("agent.reward", {"name": "llm_judge", "settings": {"reference": None}}, "reference"),
+        ("agent.reward", {"parts": [{"name": "f1", "settings": {"a": {"b": [1, None]}}}]}, r"a.b[1]"),
+        ("agent.environment", {"name": "chess", "settings": {"task": None}}, "task"),
+        ("agent.tool_settings", {"web_search": {"corpus": None}}, "corpus"),
+        ("agent", {"type": "custom", "name": "a:B", "options": {"depth": None}}, "depth"),
+        ("data", {"type": "environment", "name": "chess", "settings": {"task": None}}, "task"),
+    ],
+)
+def test_what_no_recipe_can_say_is_refused_wherever_it_comes_from(recipe: Path, table: str, values, key: str) -> None:
+    config = load_config(recipe).model_dump(mode="json")
+    assign_key(config, table, values)
+    with pytest.raises(ValidationError, match=re.escape(f"{key} is null, which no recipe can say")):
+        RunConfig.model_validate(config)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agentfly_lib.configs.data import EnvironmentDataConfig
+from agentfly_lib.configs import EnvironmentDataConfig, RunConfig
 from agentfly_lib.data.environment import environment_contents, environment_problems
 from agentfly_lib.data.prepare import load_problems, prepare_dataset
-from agentfly_lib.envs.spec import environment_spec
-from agentfly_lib.errors import ConfigError, DataError
+from agentfly_lib.envs.spec import configured_environment, environment_spec
+from agentfly_lib.errors import ConfigError, DataError, InfrastructureError
 
 
 def config(**changes) -> EnvironmentDataConfig:
@@ -33,7 +33,8 @@ def test_the_prompt_shows_what_the_environment_shows(odd, tmp_path: Path) -> Non
 def test_it_is_prepared_once_and_anew_when_something_decisive_changes(odd, tmp_path: Path, monkeypatch) -> None:
     first = prepare_dataset(config(), tmp_path)
     assert first.train_rows == 5
-    again = prepare_dataset(config(instances=7), tmp_path, lambda *_: pytest.fail("prepared again"))
+    elsewhere = {"instances": 7, "place": "process", "url": "http://127.0.0.1:1"}
+    again = prepare_dataset(config(**elsewhere), tmp_path, lambda *_: pytest.fail("prepared again"))
     assert again.fingerprint == first.fingerprint
     others = [
         prepare_dataset(config(settings={"mood": "merry"}), tmp_path),
@@ -93,3 +94,27 @@ def test_an_environment_that_cannot_run_here_says_what_to_do(odd) -> None:
 
     with pytest.raises(ConfigError, match="install odd"):
         environment_problems(environment_spec(odd.kind(check=refuse), place="thread"), "train", 1)
+
+
+def test_what_the_agent_acts_in_is_asked_for_its_problems_where_the_agent_acts(odd) -> None:
+    acts_in = {"name": "odd_environments:KIND", "place": "thread", "url": "http://127.0.0.1:1", "cap": 3}
+    recipe = {"run": {"name": "x"}, "model": {"type": "tiny"}, "data": {"type": "environment"}}
+    data = RunConfig.model_validate(recipe | {"agent": {"environment": acts_in}}).data
+    assert isinstance(data, EnvironmentDataConfig)
+    spec = configured_environment(data, where="data")
+    assert (spec.kind, spec.place, spec.url) == (odd.KIND, "thread", "http://127.0.0.1:1")
+    with pytest.raises(
+        InfrastructureError, match=r"127\.0\.0\.1:1 failed to start"
+    ):  # the server would show the episodes
+        environment_problems(spec, "train", 1)
+
+
+def test_a_package_that_lists_the_problems_is_needed_here_wherever_the_episodes_are(odd) -> None:
+    def problems(settings, split):
+        import no_such_game
+
+        yield {"question": no_such_game.QUESTION}
+
+    spec = environment_spec(odd.kind(problems=problems), url="http://127.0.0.1:1")
+    with pytest.raises(DataError, match=r"listed on this machine.*no_such_game"):
+        environment_problems(spec, "train", 1)

@@ -53,7 +53,14 @@ class TestLlmJudge:
     async def test_settings(self, fake_server, make_group, tmp_path):
         server = await fake_server(lambda path, body: verdict(1))
         made = judge(
-            server, tmp_path, scale=4, rubric="Be kind.", reference=None, structured=False, show="transcript", name="k"
+            server,
+            tmp_path,
+            scale=4,
+            rubric="Be kind.",
+            reference="none",
+            structured=False,
+            show="transcript",
+            name="k",
         )
         (found,) = await score(made, make_group("four"))
         assert (found.reward, made.name) == (0.25, "k")
@@ -171,7 +178,7 @@ class TestKeptVerdicts:
 
     async def test_nothing_is_kept_if_told_so_or_if_the_disk_refuses(self, fake_server, make_group, tmp_path, caplog):
         server = await fake_server(lambda path, body: verdict(7))
-        await score(judge(server, tmp_path, cache=False), make_group("four"))
+        await score(judge(server, tmp_path, cache="none"), make_group("four"))
         assert list(tmp_path.iterdir()) == []
         (tmp_path / "file").write_text("")
         found = await score(judge(server, tmp_path, cache=tmp_path / "file" / "cache"), make_group("four"))
@@ -256,7 +263,7 @@ class TestGroupJudge:
 
     async def test_the_order_shown_is_that_of_no_chain(self, fake_server, make_group, tmp_path):
         server = await fake_server(lambda path, body: ranking(1, 2, 3))
-        await score(self.made(server, tmp_path, cache=False), make_group("x", "y", "z"), make_group("z", "y", "x"))
+        await score(self.made(server, tmp_path, cache="none"), make_group("x", "y", "z"), make_group("z", "y", "x"))
         first, second = server.bodies
         assert first["messages"] == second["messages"]
 
@@ -307,7 +314,7 @@ def test_judges_load_no_http_client_before_they_are_asked():
 
     code = (
         "import sys; from agentfly_lib.rewards import llm_judge; "
-        "llm_judge(base_url='http://127.0.0.1:1', model='x', cache=False); print('aiohttp' in sys.modules)"
+        "llm_judge(base_url='http://127.0.0.1:1', model='x', cache='none'); print('aiohttp' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"

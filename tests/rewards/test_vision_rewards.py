@@ -111,7 +111,7 @@ class TestJudge:
         }
         server = await fake_server(lambda path, body: answer)
         url = f"data:image/png;base64,{base64.b64encode(png(8, 8)).decode()}"
-        made = llm_judge(base_url=server.url, model="j", cache=False, pictures=pictures)
+        made = llm_judge(base_url=server.url, model="j", cache="none", pictures=pictures)
         (found,) = await rewards(made, make_group("red", image=url))
         assert found[0] == pytest.approx(0.7)
         system, user = (message["content"] for message in server.bodies[0]["messages"])

@@ -96,8 +96,8 @@ class CharacterAgent:
     def build_messages(self, problem: Problem) -> list[Message]:
         return list(problem.messages)
 
-    def parse(self, text: str, truncated: bool) -> ParsedReply:
-        return HermesParser().parse(text, truncated=truncated)
+    def parse(self, text: str) -> ParsedReply:
+        return HermesParser().parse(text)
 
     def observe(self, calls, results) -> list[Message]:
         return tool_messages(calls, results)
