@@ -11,7 +11,7 @@ from prefect.settings import PREFECT_API_URL
 from agentfly_lib.pipeline import limits, saving
 from agentfly_lib.pipeline.limits import within
 from agentfly_lib.pipeline.session import Session
-from agentfly_lib.pipeline.workers import living_learner
+from agentfly_lib.pipeline.workers import learner_to_save
 from agentfly_lib.refs import CheckpointRef, LearnerRef, StepReport
 from tasks.options import RETRIED, is_retry
 from tasks.session import current_session
@@ -38,7 +38,7 @@ async def checkpoint(version: int, learner: LearnerRef) -> None:
     async with within(limit, f"checkpoint {version}"):
         with session.times.outside(), session.display.stage(f"checkpoint-{version:06d}"):
             async with session.learning.turn():
-                learner = await living_learner(session, version, learner, again=is_retry())
+                learner = await learner_to_save(session, version, learner, again=is_retry())
             if session.learning.saving is not None:
                 await settle(learner, wait=True)
                 if session.directory.checkpoint(version).exists():  # it made up for one that was lost

@@ -21,7 +21,7 @@ from agentfly_lib.inference.rest import SleepLevel
 from agentfly_lib.inference.server import EngineServer, EngineStatus
 from agentfly_lib.inference.settings import EngineSettings, resolve_device
 from agentfly_lib.inference.source import Transfer, WeightSource
-from agentfly_lib.inference.weight_update import WeightUpdate
+from agentfly_lib.inference.weight_update import WeightUpdate, furthest
 from agentfly_lib.refs import EngineRef, ModelRef
 
 __all__ = [
@@ -127,9 +127,7 @@ def load_weights(
                 _remove(name, ref.namespace)
             raise
 
-    updates = _on_all(ref.names, load)
-    worst = max(updates, key=lambda update: update.canary.mean_difference if update.canary else 0.0)
-    return ref.model_copy(update={"policy_version": version}), worst
+    return ref.model_copy(update={"policy_version": version}), furthest(_on_all(ref.names, load))
 
 
 def open_transfer(ref: EngineRef, init_infos: Sequence[Mapping[str, Any]], *, seconds: float = _UPDATE_SECONDS) -> None:

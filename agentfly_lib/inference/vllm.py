@@ -217,11 +217,13 @@ class VllmEngine:
         images: encoded, in the order of their placeholders.
 
         Raises:
-            EngineError: the engine is dead.
+            EngineError: the engine is dead or asleep.
         """
         ids = tuple(token_ids)
 
         def read(engine: LLMEngine) -> list[float]:
+            if self._rest.level:
+                raise EngineError(_ASLEEP)
             return self._read(engine, ids, images, self._on_outputs, read_cache=False).logprobs
 
         return await self._command(read)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
-__all__ = ["WeightUpdate", "load_in_place", "read_canary", "reset_caches"]
+__all__ = ["WeightUpdate", "furthest", "load_in_place", "read_canary", "reset_caches"]
 
 _ADAPTER = "policy"
 _BEFORE_ALL = -(2**31)
@@ -41,6 +41,11 @@ class WeightUpdate:
     canary_seconds: float
     canary: CanaryReport | None
     """None if no canary was given."""
+
+
+def furthest(updates: Sequence[WeightUpdate]) -> WeightUpdate:
+    """Of updates of several engines, that of the one that came out furthest from the learner."""
+    return max(updates, key=lambda update: update.canary.mean_difference if update.canary else 0.0)
 
 
 def load_in_place(engine: LLMEngine, source: WeightSource) -> LoRARequest | None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 
 from agentfly_lib.configs import RunConfig
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.ray_calls import abandoned_calls_end
 
 __all__ = ["RunCluster"]
+
+logger = logging.getLogger(__name__)
+
+_END_SECONDS = 20.0
 
 
 class RunCluster:
@@ -53,9 +59,17 @@ class RunCluster:
 
         On a shared cluster they outlive a killed driver, to be found again; they do not outlive a run that ends.
         """
-        from agentfly_lib.cluster import end_actors
-
         await self.start()
         if not self._ends_actors:
             self._ends_actors = True
-            self._closing.push_async_callback(asyncio.to_thread, end_actors, self._namespace)
+            self._closing.push_async_callback(self._end_actors)
+
+    async def _end_actors(self) -> None:
+        from agentfly_lib.cluster import end_actors
+
+        at_work = not await abandoned_calls_end(0.0)
+        await asyncio.to_thread(end_actors, self._namespace)  # what waits for one of them hears of it
+        if at_work:
+            if not await abandoned_calls_end(_END_SECONDS):
+                logger.warning("a call of Ray is still under way after %.0f s and is given up", _END_SECONDS)
+            await asyncio.to_thread(end_actors, self._namespace)  # it may have made another

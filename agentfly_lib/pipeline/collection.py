@@ -53,7 +53,7 @@ async def collect(session: Session, step: int, dataset: DatasetRef, engines: Eng
             async def once(asked: Sequence[tuple[str, Problem]], seconds: float, *, finish: bool) -> Collected:
                 return await collect_groups(
                     session.agent,
-                    session.keeper.client(engines),
+                    await session.keeper.client(engines),
                     asked,
                     store,
                     config=config.rollout.model_copy(update={"stage_timeout_seconds": seconds}),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from weakref import WeakSet
 
 from agentfly_lib.cluster import gpu_count
@@ -26,7 +26,7 @@ from agentfly_lib.inference.actor import (
     wake_engines,
 )
 from agentfly_lib.inference.canary import Canary
-from agentfly_lib.inference.client import EngineLoss, RayGenerate
+from agentfly_lib.inference.client import EngineLoss, RayGenerate, find_engines
 from agentfly_lib.inference.placement import Placement, place, serves_adapters
 from agentfly_lib.inference.source import AdapterFolder, WeightSource
 from agentfly_lib.inference.weight_update import WeightUpdate
@@ -35,6 +35,7 @@ from agentfly_lib.pipeline.exchange import Exchange
 from agentfly_lib.pipeline.learning import Learning
 from agentfly_lib.pipeline.times import StepTimes
 from agentfly_lib.pipeline.transfer import GpuTransfer
+from agentfly_lib.ray_calls import abandoned_calls_end, ray_call
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef
 from agentfly_lib.training.ranks import Canary as Proof
 from agentfly_lib.training.ranks import Learner
@@ -90,16 +91,21 @@ class EngineKeeper:
         self._missed: set[str] = set()
         """Engines that clients have lost since all were in their places."""
         self._engines: EngineRef | None = None
-        self._resting = False
+        self._placement: Placement | None = None
+        self._gpu_transfer: GpuTransfer | None = None
+        self.resting = False
+        """The engines sleep, or are about to: their memory is the learner's until they `serve` again."""
 
     async def ask(self) -> EngineRef:
         """The engines, found or started; see `ensure_engines`."""
-        async with self._lock:
+        async with self._alone():
             return await self._ask()
 
     async def revived(self) -> EngineRef | None:
-        """The engines, dead ones replaced, serving what they were last given; None if nobody has kept that."""
-        async with self._lock:
+        """The engines, dead ones replaced, serving what they were last given; None if that takes the learner."""
+        async with self._alone():
+            if self.resting:
+                return None
             engines = await self._ask()
             try:
                 if not await self._bring_up(engines):
@@ -107,48 +113,56 @@ class EngineKeeper:
             except CanaryError as error:
                 logger.warning("the learner's weights are sent again: %s", error)
                 return None
-            self._rejoin(engines)
+            await self._rejoin(engines)
             return engines.model_copy(update={"policy_version": self._served.version}) if self._served else engines
 
-    def client(self, engines: EngineRef) -> RayGenerate:
+    async def client(self, engines: EngineRef) -> RayGenerate:
         """What samples from the engines; it learns of those that are replaced."""
         names = tuple(name for name in engines.names if name not in self._missed) or engines.names
-        client = RayGenerate(engines.model_copy(update={"names": names}), on_loss=self._lost)
+        found = await ray_call(find_engines, names, engines.namespace)
+        client = RayGenerate(engines.model_copy(update={"names": names}), on_loss=self._lost, found=found)
         self._clients.add(client)
         return client
 
     async def serve(self, version: int, engines: EngineRef, learner: LearnerRef) -> EngineRef:
         """The engines serve the version that the learner holds, proven."""
-        async with self._lock:
-            if self.takes_turns:
-                await asyncio.to_thread(wake_engines, engines, seconds=self._seconds)
-                self._resting = False
+        async with self._alone():
+            if await self.takes_turns():
+                await ray_call(wake_engines, engines, seconds=self._seconds)
+                self.resting = False
             engines = await self._proven(version, engines, learner) or await self._send(version, engines, learner)
-            self._rejoin(engines)
+            await self._rejoin(engines)
             return engines
 
     async def rest(self) -> None:
         """Engines that share their GPUs with the learner give the memory back, until they `serve` again."""
-        async with self._lock:
-            if self._engines is not None and self.takes_turns:
-                self._resting = True
+        async with self._alone():
+            if self._engines is not None and await self.takes_turns():
+                self.resting = True
                 level = 1 if serves_adapters(self._config) else 2  # weights are sent again, adapters alone not
-                await asyncio.to_thread(sleep_engines, self._engines, level, seconds=self._seconds)
+                await ray_call(sleep_engines, self._engines, level, seconds=self._seconds)
 
-    @property
-    def takes_turns(self) -> bool:
+    async def takes_turns(self) -> bool:
         """Engines and learner share GPUs. Ray must be running."""
-        return self._placement.sleeps
+        return (await self._placed()).sleeps
 
-    @cached_property
-    def _placement(self) -> Placement:
-        return place(self._config, gpu_count(), learner=self._trains)
+    async def _placed(self) -> Placement:
+        if self._placement is None:
+            self._placement = place(self._config, await ray_call(gpu_count), learner=self._trains)
+        return self._placement
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Nobody else changes engines, not even for somebody who was cancelled."""
+        async with self._lock:
+            await abandoned_calls_end()
+            yield
 
     async def _ask(self) -> EngineRef:
         started: list[str] = []
         # A new engine serves no version of what is trained before its adapters, or the present weights, are loaded.
         fresh = -1 if self._trains and (serves_adapters(self._config) or self._learning.version) else 0
-        engines = await asyncio.to_thread(
+        engines = await ray_call(
             ensure_engines,
             self._config,
             self._model,
@@ -183,9 +197,9 @@ class EngineKeeper:
         learner = Learner(ref, self._config.learner)
         self._served = None
         with self._times.syncing():
-            if self._gpu_transfer is not None:
+            if (transfer := await self._transfer()) is not None:
                 source, canary = None, _canary(await learner.canary())
-                engines, found = await self._gpu_transfer.send(engines, learner, version=version, canary=canary)
+                engines, found = await transfer.send(engines, learner, version=version, canary=canary)
             else:
                 source, canary = await self._export(learner, version)
                 engines, found = await self._load(engines, source, version, canary)
@@ -200,14 +214,12 @@ class EngineKeeper:
 
     async def _prove(self, engines: EngineRef, canary: Canary) -> None:
         tolerance = self._config.inference.canary_tolerance
-        await asyncio.to_thread(prove, engines, canary, tolerance=tolerance, seconds=self._seconds)
+        await ray_call(prove, engines, canary, tolerance=tolerance, seconds=self._seconds)
 
     async def _load(
         self, engines: EngineRef, source: WeightSource, version: int, canary: Canary
     ) -> tuple[EngineRef, WeightUpdate]:
-        return await asyncio.to_thread(
-            load_weights, engines, source, version=version, canary=canary, seconds=self._seconds
-        )
+        return await ray_call(load_weights, engines, source, version=version, canary=canary, seconds=self._seconds)
 
     async def _export(self, learner: Learner, version: int) -> tuple[WeightSource, Canary]:
         exchange = self._exchange.folder
@@ -218,11 +230,12 @@ class EngineKeeper:
         path = exchange / "policy.safetensors"
         return path, _canary(await learner.export(path, version))
 
-    @cached_property
-    def _gpu_transfer(self) -> GpuTransfer | None:
-        kind = self._placement.transfer
-        wide = self._config.inference.tensor_parallel
-        return None if kind == "file" else GpuTransfer(kind, tensor_parallel=wide, seconds=self._seconds)
+    async def _transfer(self) -> GpuTransfer | None:
+        kind = (await self._placed()).transfer
+        if kind != "file" and self._gpu_transfer is None:
+            wide = self._config.inference.tensor_parallel
+            self._gpu_transfer = GpuTransfer(kind, tensor_parallel=wide, seconds=self._seconds)
+        return self._gpu_transfer
 
     # What clients tell.
 
@@ -241,13 +254,13 @@ class EngineKeeper:
         """Replaces what is dead, beside what lives, and lets it take part once it is proven."""
         try:
             while self._incomplete:
-                async with self._lock:
+                async with self._alone():
                     self._incomplete = False
-                    if self._resting:  # its memory is the learner's now; the next stage asks for it
+                    if self.resting:  # its memory is the learner's now; the next stage asks for it
                         return
                     engines = await self._ask()
                     if await self._bring_up(engines):
-                        self._rejoin(engines)
+                        await self._rejoin(engines)
         finally:
             self._replacing = False
 
@@ -258,7 +271,7 @@ class EngineKeeper:
             return True
         if served is None:
             return False
-        for name, status in zip(engines.names, await asyncio.to_thread(engine_status, engines), strict=True):
+        for name, status in zip(engines.names, await ray_call(engine_status, engines), strict=True):
             one = engines.model_copy(update={"names": (name,), "policy_version": status.policy_version})
             if status.policy_version == served.version:
                 await self._prove(one, served.canary)
@@ -268,13 +281,14 @@ class EngineKeeper:
                 return False
         return True
 
-    def _rejoin(self, engines: EngineRef) -> None:
+    async def _rejoin(self, engines: EngineRef) -> None:
+        found = await ray_call(find_engines, engines.names, engines.namespace)
         self._rejoining = True
         try:
             for client in self._clients:
                 for name in engines.names:
                     with suppress(EngineError):  # it died this moment, of which the client hears by itself
-                        client.join(name)
+                        client.join(name, found[name])
         finally:
             self._rejoining = False
         self._missed.clear()

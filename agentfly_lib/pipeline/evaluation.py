@@ -93,7 +93,7 @@ async def _evaluate_mode(
             await session.slots.turn(_EVALUATION_STEP)
             await collect_groups(
                 session.agent,
-                session.keeper.client(engines),
+                await session.keeper.client(engines),
                 problems,
                 store,
                 config=_rollout_config(session, samples),

@@ -7,14 +7,16 @@ engine or a rank was replaced, all meet again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Literal
 
-from agentfly_lib.inference.actor import engine_status, load_weights, open_transfer
+from agentfly_lib.inference.actor import engine_status, load_weights, open_transfer, stop_engines
 from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.source import Transfer
 from agentfly_lib.inference.transfer import ipc_update, nccl_meeting, nccl_update
-from agentfly_lib.inference.weight_update import WeightUpdate
+from agentfly_lib.inference.weight_update import WeightUpdate, furthest
+from agentfly_lib.ray_calls import ray_call
 from agentfly_lib.refs import EngineRef
 from agentfly_lib.training.ranks import Learner
 
@@ -24,7 +26,8 @@ __all__ = ["GpuTransfer"]
 class GpuTransfer:
     """`inference.weight_transfer` `nccl` or `ipc`.
 
-    A broadcast that breaks off ends the learner too, which starts again from its checkpoint.
+    When a meeting or a broadcast breaks off, both sides are ended: whoever is left alone in it waits inside of NCCL for
+    those who are gone, and hears nothing. Engines start anew, and the learner from its checkpoint.
     """
 
     def __init__(self, kind: Literal["nccl", "ipc"], *, tensor_parallel: int, seconds: float) -> None:
@@ -41,14 +44,12 @@ class GpuTransfer:
         await self._meet(engines, learner, version)
         metas = (await learner.send(version, "describe"))[0]
         if self._kind == "nccl":
-            try:
-                async with asyncio.TaskGroup() as group:
-                    receiving = group.create_task(self._receive(engines, nccl_update(metas), version, canary))
-                    group.create_task(learner.send(version, "broadcast"))
-            except BaseException:
-                learner.close()  # it may wait for ever for an engine that is gone, inside of NCCL
-                raise
-            return receiving.result()
+            async with self._both_or_neither(engines, learner), asyncio.TaskGroup() as group:
+                update = nccl_update(metas)
+                receiving = [group.create_task(self._receive(one, update, version, canary)) for one in _each(engines)]
+                group.create_task(learner.send(version, "broadcast"))
+            engines = engines.model_copy(update={"policy_version": version})
+            return engines, furthest([task.result()[1] for task in receiving])
         try:
             update = ipc_update(metas, await learner.send(version, "share"))
             return await self._receive(engines, update, version, canary)
@@ -58,28 +59,46 @@ class GpuTransfer:
     async def _receive(
         self, engines: EngineRef, update: dict[str, object], version: int, canary: Canary
     ) -> tuple[EngineRef, WeightUpdate]:
-        return await asyncio.to_thread(
+        return await ray_call(
             load_weights, engines, Transfer(update), version=version, canary=canary, seconds=self._seconds
         )
 
     async def _meet(self, engines: EngineRef, learner: Learner, version: int) -> None:
-        statuses = await asyncio.to_thread(engine_status, engines)
+        statuses = await ray_call(engine_status, engines)
         there = ([each.pid for each in statuses], [each.pid for each in await learner.status()])
         if there == self._met:
             return
         if self._kind == "nccl":
             address, port = await learner.meeting_point()
             world = 1 + len(engines.names) * self._wide
-            invitations = [
-                nccl_meeting(address, port, first_rank=1 + number * self._wide, world=world)
-                for number in range(len(engines.names))
-            ]
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._open(engines, invitations))
+            async with self._both_or_neither(engines, learner), asyncio.TaskGroup() as group:
+                for number, one in enumerate(_each(engines)):
+                    invitation = nccl_meeting(address, port, first_rank=1 + number * self._wide, world=world)
+                    group.create_task(self._open(one, invitation))
                 group.create_task(learner.send(version, "open", address, port, world))
         else:
-            await self._open(engines, [{}] * len(engines.names))
+            for one in _each(engines):
+                await self._open(one, {})
         self._met = there
 
-    async def _open(self, engines: EngineRef, invitations: Sequence[Mapping[str, Any]]) -> None:
-        await asyncio.to_thread(open_transfer, engines, invitations, seconds=self._seconds)
+    async def _open(self, engine: EngineRef, invitation: Mapping[str, Any]) -> None:
+        await ray_call(open_transfer, engine, [invitation], seconds=self._seconds)
+
+    @asynccontextmanager
+    async def _both_or_neither(self, engines: EngineRef, learner: Learner) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._met = None
+            await ray_call(_end, engines, learner)
+            raise
+
+
+def _each(engines: EngineRef) -> list[EngineRef]:
+    """One by one, so that the first failure is heard of at once, whatever the others wait for."""
+    return [engines.model_copy(update={"names": (name,)}) for name in engines.names]
+
+
+def _end(engines: EngineRef, learner: Learner) -> None:
+    learner.close()
+    stop_engines(engines)

@@ -17,6 +17,7 @@ from typing import Any
 
 from agentfly_lib.errors import LearnerError
 from agentfly_lib.pipeline.session import Session
+from agentfly_lib.ray_calls import ray_call
 from agentfly_lib.refs import EngineRef, LearnerRef, StepReport
 from agentfly_lib.store.atomic import read_json
 from agentfly_lib.training.checkpoint import newest_checkpoint
@@ -24,6 +25,7 @@ from agentfly_lib.training.ranks import Learner, ensure_learner, ranks_alive
 
 __all__ = [
     "learner_at",
+    "learner_to_save",
     "living_engines",
     "living_learner",
     "ready",
@@ -83,7 +85,7 @@ async def _both(session: Session, learner: Coroutine[Any, Any, LearnerRef]) -> t
 
     vLLM measures what memory is free when it starts, and nobody else must take or give any meanwhile.
     """
-    if session.keeper.takes_turns:
+    if await session.keeper.takes_turns():
         with closing(learner):
             return await session.keeper.ask(), await learner
     async with asyncio.TaskGroup() as group:
@@ -108,6 +110,14 @@ async def living_learner(session: Session, version: int, learner: LearnerRef, *,
     return await learner_at(session, version) if again else learner
 
 
+async def learner_to_save(session: Session, version: int, learner: LearnerRef, *, again: bool) -> LearnerRef:
+    """As `living_learner`; engines that slept while it was brought to the version serve again."""
+    learner = await living_learner(session, version, learner, again=again)
+    if again and session.keeper.resting:
+        await session.keeper.serve(version, await session.keeper.ask(), learner)
+    return learner
+
+
 async def learner_at(session: Session, version: int) -> LearnerRef:
     """The learner, holding a version.
 
@@ -119,7 +129,7 @@ async def learner_at(session: Session, version: int) -> LearnerRef:
             "the learner holds version %d, of which nothing is recorded; it starts again from the newest checkpoint",
             ref.policy_version,
         )
-        Learner(ref, session.config.learner).close()
+        await ray_call(Learner(ref, session.config.learner).close)
         ref = await _learner(session)
     if ref.policy_version > version:
         raise LearnerError(
@@ -148,6 +158,6 @@ async def learner_at(session: Session, version: int) -> LearnerRef:
 async def _learner(session: Session) -> LearnerRef:
     # What is being written now, by ranks that may have outlived a killed driver, looks like what a killed writer left.
     name, namespace = session.config.run.name, session.namespace
-    tidy = session.learning.saving is None and not ranks_alive(name, namespace)
+    tidy = session.learning.saving is None and not await ray_call(ranks_alive, name, namespace)
     checkpoint = await asyncio.to_thread(newest_checkpoint, session.directory.checkpoints, tidy=tidy)
     return await ensure_learner(session.config, session.model, checkpoint, run_name=name, namespace=namespace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -100,6 +101,8 @@ def kept(monkeypatch, tmp_path):
             monkeypatch.setattr(
                 module, real or {"prove": "prove"}.get(name, f"{name}_engines"), getattr(machines, name)
             )
+        monkeypatch.setattr(module, "find_engines", lambda names, namespace: {name: f"actor {name}" for name in names})
+        monkeypatch.setattr(module, "gpu_count", lambda: 0)
         monkeypatch.setattr(module, "Learner", lambda ref, config: FakeLearner(machines))
         monkeypatch.setattr(module, "place", lambda config, gpus, learner: Placement(kind=kind))
         work: list[asyncio.Task[None]] = []
@@ -251,11 +254,52 @@ async def test_while_engines_sleep_none_is_started_in_the_background(kept):
     assert "start engine-1" in machines.log
 
 
+async def test_engines_that_sleep_are_not_given_weights_again_but_woken_by_whoever_serves(kept):
+    machines = Machines()
+    keeper, _, _ = kept(machines, "colocated")
+    await steps(keeper, range(2))
+    assert keeper.resting
+    before = list(machines.log)
+    assert await keeper.revived() is None
+    assert machines.log == before
+    await keeper.serve(1, await keeper.ask(), LEARNER)
+    assert not keeper.resting
+    assert await keeper.revived() is not None
+
+
+async def test_engines_are_not_asked_while_a_call_of_somebody_who_was_cancelled_still_changes_them(kept):
+    machines = Machines()
+    keeper, _, _ = kept(machines)
+    begun, release, ensure = threading.Event(), threading.Event(), machines.ensure
+
+    def stuck(*arguments, **named):
+        begun.set()
+        assert release.wait(10)
+        machines.note("the first is done")
+        return ensure(*arguments, **named)
+
+    from agentfly_lib.pipeline import engines as module
+
+    module.ensure_engines = stuck
+    asking = asyncio.ensure_future(keeper.ask())
+    await asyncio.to_thread(begun.wait, 10)
+    asking.cancel()
+    await asyncio.wait({asking})
+    module.ensure_engines = lambda *arguments, **named: machines.note("the second") or ensure(*arguments, **named)
+    again = asyncio.ensure_future(keeper.ask())
+    await asyncio.sleep(0.02)
+    assert machines.log == []
+    release.set()
+    await again
+    assert machines.log == ["the first is done", "the second"]
+
+
 class Joiner:
     """A client, of which only this is asked."""
 
     def __init__(self, joined: list[str]) -> None:
         self._joined = joined
 
-    def join(self, name: str) -> None:
+    def join(self, name: str, found: str) -> None:
+        assert found == f"actor {name}"
         self._joined.append(name)

@@ -12,7 +12,7 @@ pytest.importorskip("ray")
 
 from agentfly_lib.pipeline import workers
 from agentfly_lib.pipeline.learning import Learning
-from agentfly_lib.refs import EngineRef
+from agentfly_lib.refs import EngineRef, LearnerRef
 
 
 def engines(version: int) -> EngineRef:
@@ -74,3 +74,33 @@ async def test_else_the_learner_gives_its_own_once_it_is_free(readied: list[int]
 async def test_where_nobody_trains_any_engine_will_do(readied: list[int]) -> None:
     assert await workers.living_engines(session(None, trains=False), engines(0), again=True) == engines(0)
     assert readied == []
+
+
+class Sleeping(Keeper):
+    """Engines that share their GPUs with the learner."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.resting = False
+        self.served: list[int] = []
+
+    async def serve(self, version: int, _engines: EngineRef, _learner: Any) -> EngineRef:
+        self.resting = False
+        self.served.append(version)
+        return engines(version)
+
+
+async def test_after_a_checkpoint_that_was_tried_again_engines_that_had_to_sleep_for_it_serve(monkeypatch) -> None:
+    keeper = Sleeping()
+    held = LearnerRef(names=("rank",), namespace="n", policy_version=3)
+
+    async def learner_at(_session: Any, _version: int) -> LearnerRef:
+        keeper.resting = True  # it trains again on what is stored
+        return held
+
+    monkeypatch.setattr(workers, "learner_at", learner_at)
+    of_run: Any = SimpleNamespace(keeper=keeper)
+    assert await workers.learner_to_save(of_run, 3, held, again=False) is held
+    assert keeper.served == []
+    assert await workers.learner_to_save(of_run, 3, held, again=True) is held
+    assert keeper.served == [3]
