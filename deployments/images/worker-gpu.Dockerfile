@@ -1,7 +1,7 @@
 # Flows, engines and learner on NVIDIA GPUs. From the repository's root:
 #   docker build -f deployments/images/worker-gpu.Dockerfile -t agentfly/worker-gpu:0.1.0 .
 # Run it with --gpus all --shm-size 16g: weights go from the learner to the engines through shared memory.
-FROM nvidia/cuda:12.9.1-devel-ubuntu24.04 AS packages
+FROM nvidia/cuda:13.0.1-devel-ubuntu24.04 AS packages
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 DEBIAN_FRONTEND=noninteractive
 RUN apt-get update \
  && apt-get install -y --no-install-recommends python3.12 python3.12-venv python3.12-dev \
@@ -14,9 +14,9 @@ COPY flows flows
 COPY tasks tasks
 RUN VIRTUAL_ENV=/opt/agentfly /opt/agentfly/bin/uv pip install --compile-bytecode ".[gpu,postgres]"
 
-FROM nvidia/cuda:12.9.1-devel-ubuntu24.04
+FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 ENV DEBIAN_FRONTEND=noninteractive
-# The compiler stays: DeepSpeed and vLLM build kernels for the card that they find.
+# The compiler stays, of the CUDA that torch was made for: kernels are built for the card that is found.
 RUN apt-get update \
  && apt-get install -y --no-install-recommends bubblewrap python3.12 python3.12-dev tini \
  && rm -rf /var/lib/apt/lists/* \
