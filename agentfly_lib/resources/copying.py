@@ -56,7 +56,9 @@ async def read_tree(sandbox: Sandbox | RemoteResource, source: str, target: Path
         try:
             pieces = [_checked(piece) for piece in answer["pieces"]]
             after = answer["next"]
-        except (KeyError, TypeError, ValueError, binascii.Error) as error:
+            if after is not None and not pieces:
+                raise ValueError("nothing, and more of it")
+        except (KeyError, TypeError, ValueError, OverflowError, binascii.Error) as error:
             raise SandboxError(f"{source} cannot be copied: what came out is no file ({error})") from error
         total += sum(len(piece.get("data", b"")) for piece in pieces)
         names += len(pieces)
@@ -77,7 +79,7 @@ async def _inside(sandbox: Sandbox | RemoteResource, request: dict[str, Any]) ->
     )
     try:
         answer = json.loads(done.stdout)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         why = "it took too long" if done.timed_out else done.stderr.strip()[-300:] or f"exit code {done.exit_code}"
         raise SandboxError(f"{request['root']} cannot be copied: {why}") from error
     if not isinstance(answer, dict) or "error" in answer:
@@ -127,6 +129,8 @@ def _parts(source: Path, piece: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _checked(piece: dict[str, Any]) -> dict[str, Any]:
     """A piece that came out, if it may be made. Raises `SandboxError` if not."""
     path, kind = PurePosixPath(piece["path"]), piece["kind"]
+    for name in (str(path), piece["target"] if kind == "link" else ""):
+        os.fsencode(name)  # raises for what no file can be called
     if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in str(path):
         raise SandboxError(f"{str(path)[:200]!r} leads out of what is copied, and is refused")
     if kind == "link" and _leads_out(path, piece["target"]):
@@ -161,6 +165,8 @@ def _make(target: Path, piece: dict[str, Any]) -> None:
             else:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (0 if piece["offset"] else os.O_TRUNC)
                 with os.fdopen(os.open(name, flags, piece["mode"], dir_fd=folder), "wb") as file:
+                    if os.fstat(file.fileno()).st_size != piece["offset"]:
+                        raise SandboxError(f"{str(path)[:200]!r} came out in pieces that do not follow each other")
                     file.seek(piece["offset"])
                     file.write(piece["data"])
     except OSError as error:

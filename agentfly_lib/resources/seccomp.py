@@ -1,10 +1,10 @@
 """A system-call filter for sandboxed processes, as the classic BPF program that the kernel takes.
 
 It refuses what has no place in a sandbox and would widen the kernel's surface: making namespaces and mounts (in a
-namespace of its own a process could mount a file system without a quota), tracing others, kernel keys, BPF, io_uring,
-modules, and sockets other than local and IP ones (`AF_VSOCK` reaches the host of a virtual machine past every network
-namespace). A refused call fails with EPERM; `clone3`, whose flags a filter cannot see, with ENOSYS, upon which
-libraries use `clone`.
+namespace of its own a process could mount a file system without a quota), files in memory that lie in no file system
+and so under no quota, tracing others, kernel keys, BPF, io_uring, modules, and sockets other than local and IP ones
+(`AF_VSOCK` reaches the host of a virtual machine past every network namespace). A refused call fails with EPERM;
+`clone3`, whose flags a filter cannot see, with ENOSYS, upon which libraries use `clone`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _SOCKET_FAMILIES = (1, 2, 10, 16)
 _COMMON = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "mount_setattr": 442,
+    "memfd_secret": 447,
 }  # fmt: skip
 _REFUSED = {
     "x86_64": _COMMON | {
@@ -39,14 +40,16 @@ _REFUSED = {
         "swapoff": 168, "reboot": 169, "init_module": 175, "delete_module": 176, "quotactl": 179, "kexec_load": 246,
         "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
         "name_to_handle_at": 303, "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310,
-        "process_vm_writev": 311, "finit_module": 313, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
+        "process_vm_writev": 311, "finit_module": 313, "memfd_create": 319, "kexec_file_load": 320, "bpf": 321,
+        "userfaultfd": 323,
     },
     "aarch64": _COMMON | {
         "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "quotactl": 60, "acct": 89, "unshare": 97,
         "kexec_load": 104, "init_module": 105, "delete_module": 106, "ptrace": 117, "reboot": 142, "add_key": 217,
         "request_key": 218, "keyctl": 219, "swapon": 224, "swapoff": 225, "perf_event_open": 241,
         "name_to_handle_at": 264, "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270,
-        "process_vm_writev": 271, "finit_module": 273, "bpf": 280, "userfaultfd": 282, "kexec_file_load": 294,
+        "process_vm_writev": 271, "finit_module": 273, "memfd_create": 279, "bpf": 280, "userfaultfd": 282,
+        "kexec_file_load": 294,
     },
 }  # fmt: skip
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

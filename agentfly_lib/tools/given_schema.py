@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +19,11 @@ __all__ = ["GivenArguments"]
 
 _SHOWN_FAULTS = 5
 _PATTERN_SECONDS = 0.5
-"""For one text and one pattern."""
+"""For all texts and patterns of a call."""
+_MAX_STEPS = 50_000
+"""Keywords of a schema that are looked at for a call. A few lines of a schema can ask for more than a day's work."""
+_MAX_CHARS = 1 << 16
+"""Of a description and a schema, which stand in every prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +39,12 @@ class GivenArguments:
         from jsonschema import Draft202012Validator, SchemaError
 
         try:
+            chars = len(self.description) + len(json.dumps(self.schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"this is no JSON Schema: {error}") from error
+        if chars > _MAX_CHARS:
+            raise ConfigError(f"its description and its schema have {chars} characters; {_MAX_CHARS} are the most")
+        try:
             Draft202012Validator.check_schema(self.schema)
         except SchemaError as error:
             raise ConfigError(f"this is no JSON Schema: {error.message}") from error
@@ -40,6 +53,7 @@ class GivenArguments:
         """The arguments as they are. Raises `ArgumentError` naming the culprits."""
         from referencing.exceptions import Unresolvable
 
+        used = _used.set(_Work())
         try:
             faults = sorted(
                 self._validator.iter_errors(dict(arguments)), key=lambda fault: [str(p) for p in fault.path]
@@ -52,6 +66,10 @@ class GivenArguments:
             raise ArgumentError("the arguments are nested too deeply") from error
         except ArithmeticError as error:
             raise ArgumentError("a number is too large") from error
+        except _TooMuchWork as error:
+            raise ArgumentError("its schema asks for too much work to check these arguments") from error
+        finally:
+            _used.reset(used)
         if faults:
             raise ArgumentError("; ".join(_explain(fault) for fault in faults[:_SHOWN_FAULTS]))
         return dict(arguments)
@@ -61,15 +79,43 @@ class GivenArguments:
         from jsonschema import Draft202012Validator, validators
         from referencing import Registry
 
+        ours = {
+            "pattern": _pattern,
+            "patternProperties": _pattern_properties,
+            "additionalProperties": _additional_properties,
+        }
+        keywords = dict(Draft202012Validator.VALIDATORS) | ours
         bounded = validators.extend(
-            Draft202012Validator,
-            {
-                "pattern": _pattern,
-                "patternProperties": _pattern_properties,
-                "additionalProperties": _additional_properties,
-            },
+            Draft202012Validator, {name: _counted(name, check) for name, check in keywords.items()}
         )
         return bounded(self.schema, registry=Registry())  # which fetches no reference from anywhere
+
+
+class _TooMuchWork(Exception):
+    pass
+
+
+@dataclass
+class _Work:
+    steps: int = 0
+    pattern_seconds: float = 0.0
+
+
+_used: ContextVar[_Work] = ContextVar("used")
+"""By the call whose arguments are being checked."""
+
+
+def _counted(name: str, check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        work = _used.get()
+        work.steps += 1
+        if name == "uniqueItems" and isinstance(instance, list):  # each is compared with each
+            work.steps += len(instance) ** 2 // 100
+        if work.steps > _MAX_STEPS:
+            raise _TooMuchWork
+        yield from check(validator, value, instance, schema) or ()
+
+    return counted
 
 
 # The keywords with patterns, as `jsonschema` has them but for the time: `re` knows no limit and lets nothing else run.
@@ -77,7 +123,11 @@ class GivenArguments:
 
 def _found(pattern: str, text: str) -> bool:
     """Raises `TimeoutError`."""
-    return regex.search(pattern, text, timeout=_PATTERN_SECONDS) is not None
+    work, began = _used.get(), time.monotonic()
+    try:
+        return regex.search(pattern, text, timeout=max(0.001, _PATTERN_SECONDS - work.pattern_seconds)) is not None
+    finally:
+        work.pattern_seconds += time.monotonic() - began
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, _: Any) -> Iterator[Any]:

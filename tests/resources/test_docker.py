@@ -154,8 +154,7 @@ class TestLife:
     async def test_a_command_cannot_kill_the_keeper(self, container: Container):
         before = container.starts
         await container.run(["sh", "-c", "echo kept > file; sleep 600 &"])
-        done = await container.run(["sh", "-c", "kill -9 1; kill -ALRM 1; kill -9 -1"])
-        assert done.exit_code == -signal.SIGKILL
+        await container.run(["sh", "-c", "kill -9 1; kill -ALRM 1; kill -9 -1"])
         await container.quieten()
         assert (await container.run(["cat", "file"])).stdout == "kept\n"
         assert container.starts == before

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import sys
 import textwrap
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -246,6 +247,30 @@ class TestGivenSchemas:
         assert given.validate({"a": 1}) == {"a": 1}
         with pytest.raises(ArgumentError, match="argument a: 'x' is not of type 'integer'"):
             given.validate({"a": "x"})
+
+    def test_a_schema_that_asks_for_a_days_work_is_refused(self):
+        levels = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)} | {"d40": {}}
+        given = GivenArguments(schema={"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": levels}, description="")
+        with pytest.raises(ArgumentError, match="too much work"):
+            given.validate({"x": 1})
+        unique = GivenArguments(schema={"properties": {"x": {"uniqueItems": True}}}, description="")
+        with pytest.raises(ArgumentError, match="too much work"):
+            unique.validate({"x": [{"n": n} for n in range(5000)]})
+        assert given.validate({"y": 1}) == {"y": 1}
+
+    def test_patterns_have_their_time_together(self):
+        slow = {f"p{n}": {"pattern": f"^(a|a{{{n},}})+$"} for n in range(2, 40)}
+        given = GivenArguments(schema={"properties": slow}, description="")
+        began = time.monotonic()
+        with pytest.raises(ArgumentError, match="takes too long"):
+            given.validate(dict.fromkeys(slow, "a" * 100 + "!"))
+        assert time.monotonic() - began < 5.0
+
+    def test_what_stands_in_every_prompt_is_bounded(self):
+        with pytest.raises(ConfigError, match="65536 are the most"):
+            GivenArguments(schema={}, description="x" * 70_000)
+        with pytest.raises(ConfigError, match="65536 are the most"):
+            GivenArguments(schema={"description": "x" * 70_000}, description="")
 
     @pytest.mark.parametrize(
         ("schema", "value", "message"),
