@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from prefect.exceptions import TerminationSignal
 
 from agentfly_lib.configs import RunConfig
+from agentfly_lib.configs.hub import names_hub
+from agentfly_lib.environment import stay_offline
 from agentfly_lib.pipeline import opening
 from agentfly_lib.pipeline.session import Session
 from tasks.page import Page
@@ -38,6 +40,8 @@ def _found() -> tuple[Session, Page]:
 @asynccontextmanager
 async def open_session(config: RunConfig, *, trains: bool = True) -> AsyncIterator[Session]:
     """A session for the tasks of this flow run; see `agentfly_lib.pipeline.opening`."""
+    if not names_hub(config):
+        stay_offline()
     async with opening.open_session(config, trains=trains, termination=TerminationSignal) as session:
         token = _current.set((session, Page(config.run.name)))
         try:
