@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from agentfly_lib.pipeline.exchange import exchange_path
 from agentfly_lib.store.layout import RunDirectory
 from benchmarks.report import Finding, show
 
@@ -31,7 +32,7 @@ GROWTH_MIB = 32.0
 """Bar for one process over the whole run: far less than a batch kept from each step would be."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Memory:
     """Of one process: what it is, and (finished steps of the run, MiB of its own) as time goes on."""
 
@@ -52,11 +53,10 @@ def main(steps: int = 200) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         run = RunDirectory(root / "endurance")
-        before = set(Path("/dev/shm").iterdir())
         watched, seconds = _watch(root, run, steps)
         left = _processes(root)
         files = [path for path in root.rglob("*") if path.name.endswith(".tmp")]
-        shared = {path for path in Path("/dev/shm").iterdir() if path.name.startswith("agentfly")} - before
+        exchanged = exchange_path(run).exists()
     findings = [
         Finding(what=f"{each.what}: growth", value=growth, unit="MiB", bar=GROWTH_MIB)
         for each in watched
@@ -70,7 +70,7 @@ def main(steps: int = 200) -> bool:
     findings += [
         Finding(what="processes left", value=len(left), unit="", bar=0),
         Finding(what="temporary files left", value=len(files), unit="", bar=0),
-        Finding(what="folders in shared memory left", value=len(shared), unit="", bar=0),
+        Finding(what="folders in shared memory left", value=float(exchanged), unit="", bar=0),
         Finding(what="wall time", value=seconds, unit="s"),
     ]
     return show("endurance", findings, notes=f"{steps} steps of recipes/ci.toml, checkpoints every 10")
@@ -84,14 +84,16 @@ def _watch(root: Path, run: RunDirectory, steps: int) -> tuple[list[Memory], flo
     watched: dict[tuple[int, float], Memory] = {}
     started = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        driver = psutil.Process(process.pid)
         while process.poll() is None:
             if time.monotonic() - started > LIMIT_SECONDS:
                 process.kill()
                 raise RuntimeError(f"{steps} steps took longer than {LIMIT_SECONDS:.0f} s")
             done = len(list(run.path.glob("steps/*/metrics.json")))
-            for each in _processes(root):
+            for each in (driver, *_processes(root)):
                 try:
-                    memory = watched.setdefault((each.pid, each.create_time()), Memory(_title(each, process.pid)))
+                    memory = watched.setdefault((each.pid, each.create_time()), Memory(each.name()))
+                    memory.what = _title(each, driver)  # a Ray worker gets its own a moment after its start
                     memory.seen.append((done, each.memory_full_info().uss / 2**20))
                 except psutil.Error:
                     continue
@@ -113,15 +115,15 @@ def _processes(root: Path) -> list[psutil.Process]:
     return found
 
 
-def _title(process: psutil.Process, driver: int) -> str:
-    if process.pid == driver:
+def _title(process: psutil.Process, driver: psutil.Process) -> str:
+    if process == driver:
         return "driver"
     line = " ".join(process.cmdline())
     for piece, title in (
         ("LearnerActor", "learner rank"),
         ("EngineServer", "engine"),
-        ("raylet", "Ray: raylet"),
         ("gcs_server", "Ray: control"),
+        ("raylet/raylet", "Ray: raylet"),
         ("ray::", "Ray: other worker"),
         ("ray/", "Ray: service"),
         ("prefect", "Prefect API"),

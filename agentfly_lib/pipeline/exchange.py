@@ -14,7 +14,14 @@ from pathlib import Path
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.store.layout import RunDirectory
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "exchange_path"]
+
+
+def exchange_path(run: RunDirectory) -> Path:
+    """The folder of this run, whether it is there or not."""
+    memory = Path("/dev/shm")  # noqa: S108 - private by mode, and named after the run
+    root = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    return root / f"agentfly-{hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:16]}"
 
 
 class Exchange:
@@ -31,10 +38,7 @@ class Exchange:
     @cached_property
     def folder(self) -> Path:
         """Raises `ConfigError` if somebody else's lies there."""
-        memory = Path("/dev/shm")  # noqa: S108 - private by mode, and named after the run
-        root = memory if memory.is_dir() else Path(tempfile.gettempdir())
-        name = hashlib.sha256(str(self._run.path.resolve()).encode()).hexdigest()[:16]
-        path = root / f"agentfly-{name}"
+        path = exchange_path(self._run)
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
