@@ -27,6 +27,7 @@ from agentfly_lib.refs import EngineRef, ModelRef
 __all__ = [
     "RayGenerate",
     "engine_logprobs",
+    "engine_names",
     "engine_status",
     "ensure_engines",
     "load_weights",
@@ -46,6 +47,11 @@ _CALL_SECONDS = 30.0
 """An actor that does not answer a plain call within this time is taken for dead."""
 _UPDATE_SECONDS: float = InferenceConfig.model_fields["update_timeout_seconds"].default
 _UPDATE_KEY = "inference.update_timeout_seconds"
+
+
+def engine_names(config: RunConfig) -> tuple[str, ...]:
+    """Of the run's engines, in their namespace."""
+    return tuple(f"engine-{number}" for number in range(config.inference.replicas))
 
 
 def ensure_engines(
@@ -76,7 +82,7 @@ def ensure_engines(
     placement = place(config, gpu_count(), learner=learner)
     adapters = learner and serves_adapters(config)
     settings = _settings(config, model, policy_version, placement, adapters=adapters)
-    names = tuple(f"engine-{number}" for number in range(config.inference.replicas))
+    names = engine_names(config)
 
     def ensure(name: str) -> int:
         found = _status_of_living(name, namespace, settings.digest) is not None
