@@ -7,7 +7,6 @@ import logging
 from contextlib import AsyncExitStack
 
 from agentfly_lib.configs import RunConfig
-from agentfly_lib.errors import ConfigError
 from agentfly_lib.ray_calls import abandoned_calls_end
 
 __all__ = ["RunCluster"]
@@ -31,7 +30,7 @@ class RunCluster:
         """This process is connected to Ray."""
 
     async def start(self) -> None:
-        """Starts or joins Ray; does nothing the second time. Raises `ConfigError` if no cluster answers."""
+        """Starts or joins Ray; does nothing the second time. Raises `ConfigError` if it cannot be joined."""
         from agentfly_lib.cluster import start_ray
 
         if self.running:
@@ -39,13 +38,7 @@ class RunCluster:
         config = self._config
         cpus = config.inference.replicas + 1 + (config.learner.ranks * config.learner.threads if self._trains else 0)
         cluster = start_ray(config.ray, cpus_needed=cpus, namespace=self._namespace)
-        try:
-            await asyncio.to_thread(cluster.__enter__)
-        except ConnectionError as error:
-            raise ConfigError(
-                f"ray.address = {config.ray.address}: no Ray cluster answers there ({error}); start it, or leave "
-                "ray.address out to use this machine alone"
-            ) from error
+        await asyncio.to_thread(cluster.__enter__)
         self.running = True
 
         async def leave() -> None:
