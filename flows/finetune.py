@@ -11,7 +11,7 @@ from agentfly_lib.configs.load import FlowConfig
 from agentfly_lib.pipeline.imitation import FinetuneReport, finetune_report
 from tasks.data import resolve
 from tasks.imitate import choose, lay_out
-from tasks.record import record_update
+from tasks.record import catch_up, record_update
 from tasks.session import open_session
 from tasks.update import checkpoint, update
 from tasks.workers import start_learner
@@ -25,6 +25,7 @@ async def finetune(config: FlowConfig) -> FinetuneReport:
     async with open_session(config) as session:
         model = await resolve(config.model)
         imitated = await choose(model)
+        await catch_up()
         version, last = session.schedule.first_open_step(), config.run.steps
         if version < last or session.schedule.checkpoint_due(last):
             learner = await start_learner(model, version)

@@ -20,5 +20,5 @@ async def evaluate(version: int, dataset: DatasetRef, engines: EngineRef) -> Eva
     async with within(limits.evaluate(session.config), f"evaluate {version}"):
         with session.times.outside():
             evaluated = await evaluation.evaluate(session, version, dataset, engines, again=is_retry())
-            await page.evaluations(evaluated.table)
+            session.background.start(page.evaluations(evaluated.table))
             return await evaluation.close_evaluation(session, version, evaluated.metrics)

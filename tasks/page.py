@@ -1,4 +1,7 @@
-"""What Prefect's pages show of a run: its artifacts, under keys made from its name."""
+"""What Prefect's pages show of a run: its artifacts, under keys made from its name.
+
+They are shown in the session's background: a server that is away costs its pages, and no run.
+"""
 
 from __future__ import annotations
 

@@ -14,16 +14,17 @@ __all__ = ["report", "report_evaluation"]
 @task(name="report", **RETRIED)
 async def report() -> TrainReport:
     """Reward before and after, its plot, and where the time went."""
-    page = current_page()
-    written = await write_report(current_session())
-    await page.evaluations(written.table)
-    await page.report(written.markdown)
+    session, page = current_session(), current_page()
+    written = await write_report(session)
+    session.background.start(page.evaluations(written.table))
+    session.background.start(page.report(written.markdown))
     return written.summary
 
 
 @task(name="report", **RETRIED)
 async def report_evaluation(policy: str) -> EvaluateReport:
     """What a stand-alone evaluation found, and its table."""
-    found, table = await evaluation_report(current_session(), policy)
-    await current_page().evaluation(table, policy)
+    session = current_session()
+    found, table = await evaluation_report(session, policy)
+    session.background.start(current_page().evaluation(table, policy))
     return found

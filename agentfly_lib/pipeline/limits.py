@@ -87,8 +87,7 @@ def sync(config: RunConfig, due: int) -> Limit:
 
 def collection(config: RunConfig) -> Limit:
     """One collection; an evaluation that goes on beside it, and is served first, takes none of it away."""
-    beside = 1 + config.evaluation.greedy if config.rollout.max_policy_lag else 0
-    return _limit(config, {_STAGE: 1 + beside})
+    return _limit(config, {_STAGE: _stages(config)})
 
 
 def collect(config: RunConfig) -> Limit:
@@ -138,7 +137,12 @@ def _queue(config: RunConfig) -> dict[str, float]:
     Nothing where collections and updates take turns.
     """
     lag = config.rollout.max_policy_lag
-    return {_STAGE: lag + 2, _UPDATE: 1} if lag else {}
+    return {_STAGE: lag * _stages(config) + 1 + config.evaluation.greedy, _UPDATE: 1} if lag else {}
+
+
+def _stages(config: RunConfig) -> int:
+    """What one collection may take, in times `_STAGE`."""
+    return 2 + config.evaluation.greedy if config.rollout.max_policy_lag else 1
 
 
 def _limit(config: RunConfig, *parts: dict[str, float], seconds: float = 0.0) -> Limit:

@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 import psutil
 
 from agentfly_lib.errors import EngineError
-from agentfly_lib.inference.actor import engine_status
+from agentfly_lib.inference.actor import engine_names, engine_status
 from agentfly_lib.leash import marked_processes
 from agentfly_lib.pipeline.session import Session
 from agentfly_lib.pipeline.stopping import raised_by
+from agentfly_lib.ray_calls import ray_call
 from agentfly_lib.refs import EngineRef
 from agentfly_lib.resources.pool import Pool
 from agentfly_lib.tracking.tracker import RunStatus
@@ -63,6 +64,8 @@ class _Observer:
     session: Session
     began: float = field(default_factory=time.time)
     warnings: _Warnings = field(default_factory=_Warnings)
+    failed: bool = False
+    """Something could not be published, which was said once."""
     _tokens: dict[str, tuple[float, int]] = field(default_factory=dict)
     _asked: asyncio.Task[tuple[EngineView, ...]] | None = None
     _answers: tuple[EngineView, ...] = ()
@@ -99,18 +102,18 @@ class _Observer:
     async def _engines(self) -> tuple[EngineView, ...]:
         """What the engines say, or said last if they take their time: one question is under way at most."""
         if self._asked is None:
-            self._asked = asyncio.ensure_future(asyncio.to_thread(self._ask_engines))
+            self._asked = asyncio.ensure_future(ray_call(self._ask_engines))
         await asyncio.wait({self._asked}, timeout=_ANSWER_SECONDS)
         if self._asked.done():
-            self._answers, self._answered = self._asked.result(), time.monotonic()
-            self._asked = None
+            asked, self._asked = self._asked, None
+            self._answers, self._answered = asked.result(), time.monotonic()
             return self._answers
         silent = f"no answer for {time.monotonic() - self._answered:.0f} s"
         return tuple(view.model_copy(update={"error": silent}) for view in self._answers)
 
     def _ask_engines(self) -> tuple[EngineView, ...]:
         views = []
-        for name in (f"engine-{number}" for number in range(self.session.config.inference.replicas)):
+        for name in engine_names(self.session.config):
             try:
                 (status,) = engine_status(EngineRef(names=(name,), namespace=self.session.namespace, policy_version=0))
             except EngineError as error:
@@ -159,25 +162,25 @@ async def published(session: Session, termination: type[BaseException]) -> Async
         with contextlib.suppress(asyncio.CancelledError):
             await publisher
         library.removeHandler(observer.warnings)
-        with contextlib.suppress(OSError):
-            await _publish(observer, status)
+        await _publish(observer, status)
 
 
 async def _keep_publishing(observer: _Observer) -> None:
-    failed = False
     while True:
-        try:
-            await _publish(observer, None)
-        except OSError as error:  # a full disk stops what matters soon enough
-            if not failed:
-                logger.warning("what the run does cannot be published for `agentfly top`: %s", error)
-            failed = True
+        await _publish(observer, None)
         await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _publish(observer: _Observer, status: RunStatus | None) -> None:
-    state = await observer.look(status)
-    await asyncio.to_thread(write_state, observer.session.directory.path, state)
+    try:
+        state = await observer.look(status)
+        await asyncio.to_thread(write_state, observer.session.directory.path, state)
+    except Exception as error:  # noqa: BLE001  whatever it is, it must neither end a run nor hide what ended it
+        if not observer.failed:
+            logger.warning(
+                "what the run does cannot be published for `agentfly top`: %s: %s", type(error).__name__, error
+            )
+        observer.failed = True
 
 
 def gpu_memory() -> dict[int, float]:
@@ -198,12 +201,15 @@ def gpu_memory() -> dict[int, float]:
 
 def _rank_views() -> Iterator[RankView]:
     """Learner processes of this run on this machine. Ray puts the class, and the method that runs, into their title."""
+    from agentfly_lib.training.ranks import LearnerActor  # needs Ray, which is running
+
+    actor = re.compile(rf"ray::{LearnerActor.__name__}(?:\.(\w+))?")
     gpu: dict[int, float] | None = None
     for pid in sorted(marked_processes()):
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             title = " ".join(process.cmdline())
-            if found := re.match(r"ray::LearnerActor(?:\.(\w+))?", title):
+            if found := actor.match(title):
                 gpu = gpu_memory() if gpu is None else gpu
                 yield RankView(
                     pid=pid,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
+from agentfly_lib.errors import ShardError
 from agentfly_lib.evaluation.rollout_metrics import rollout_metrics
 from agentfly_lib.pipeline.session import Session
 from agentfly_lib.refs import ScoresRef, ShardsRef, StepReport
@@ -14,6 +16,8 @@ from agentfly_lib.training.checkpoint import checkpoint_at
 from agentfly_lib.types import Problem, Trajectory, TrajectoryGroup
 
 __all__ = ["catch_up", "record_step", "record_update"]
+
+logger = logging.getLogger(__name__)
 
 
 async def record_step(session: Session, shards: ShardsRef, scores: ScoresRef, update: StepReport) -> None:
@@ -52,7 +56,11 @@ async def catch_up(session: Session) -> None:
             groups = await asyncio.to_thread(load_scored_groups, directory)
             await record_update(session, update, update.metrics | rollout_metrics(groups))
     for version in session.schedule.checkpoints():
-        saved = await asyncio.to_thread(checkpoint_at, session.directory.checkpoint(version))
+        try:
+            saved = await asyncio.to_thread(checkpoint_at, session.directory.checkpoint(version))
+        except ShardError as error:  # one of the past, which a resume does without
+            logger.warning("checkpoint %d is not told to MLflow: %s", version, error)
+            continue
         session.tracker.log_checkpoint(saved.path, version=version, digest=saved.digest)
 
 

@@ -17,7 +17,7 @@ from agentfly_lib.pipeline.learning import Saving
 from agentfly_lib.pipeline.session import Session
 from agentfly_lib.pipeline.workers import living_learner
 from agentfly_lib.refs import CheckpointRef, LearnerRef, StepReport
-from agentfly_lib.store.atomic import write_json
+from agentfly_lib.store.atomic import read_json, write_json
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.training.checkpoint import prune
 from agentfly_lib.training.ranks import Learner
@@ -34,6 +34,9 @@ async def update(session: Session, step: int, learner: LearnerRef, *, again: boo
     """One step of learning: version `step` becomes version `step` + 1."""
     directory = session.directory.step(step)
     async with session.learning.turn() as turn:
+        if again and directory.update_file.exists():  # what failed came after it
+            stored = StepReport.model_validate(await asyncio.to_thread(read_json, directory.update_file))
+            return stored, await living_learner(session, step + 1, learner, again=True)
         with session.display.stage(f"update-{step:06d}"):
             learner = await living_learner(session, step, learner, again=again)
             await session.keeper.rest()

@@ -41,13 +41,17 @@ class StepTimes:
         self.activity = RunActivity()
         self._ahead = ahead
         self._step = 0
+        self._begun: int | None = None
         self._sync = 0.0
         self._collected: dict[int, Collected] = {}
         self._scored: dict[int, ScoredStep] = {}
         self._notes: dict[int, dict[str, float]] = {}
 
     def begin(self, step: int) -> None:
-        """The step starts now."""
+        """The step starts now, unless it has: what is tried again takes its time too."""
+        if step == self._begun:
+            return
+        self._begun = step
         self.activity.restart()
         self._step, self._sync = step, 0.0
         for kept in (self._collected, self._scored, self._notes):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("ray")
 
+import flows.finetune
 import flows.train
 from agentfly_lib.errors import EngineError
 from agentfly_lib.pipeline.lookahead import Lookahead, StepLine
@@ -368,6 +369,32 @@ def test_a_flow_that_is_cancelled_leaves_nothing_behind(lag: int) -> None:
 
     for after in (0.5, 2.5, 7.5, 14.5, 21.5, 30.5):
         run(scene(after))
+
+
+def test_fine_tuning_first_sends_what_a_killed_run_had_recorded_and_not_sent() -> None:
+    done: list[str] = []
+
+    def stage(name: str, result: Any = None) -> Any:
+        async def called(*_: object) -> Any:
+            done.append(name)
+            return result
+
+        return called
+
+    @asynccontextmanager
+    async def open_session(_config: object):
+        yield SimpleNamespace(
+            schedule=SimpleNamespace(first_open_step=lambda: 3, checkpoint_due=lambda version: version == 4)
+        )
+
+    names = ("resolve", "choose", "catch_up", "start_learner", "lay_out", "checkpoint", "record_update")
+    stages = {name: stage(name) for name in names} | {"update": stage("update", ("report", "learner"))}
+    config = SimpleNamespace(run=SimpleNamespace(steps=4), model=None)
+    with patch.multiple(flows.finetune, open_session=open_session, finetune_report=lambda *_: "report", **stages):
+        assert run(flows.finetune.finetune.fn(config)) == "report"  # type: ignore[arg-type]
+    assert done == [
+        *("resolve", "choose", "catch_up", "start_learner", "lay_out", "update", "record_update", "checkpoint")
+    ]
 
 
 def test_nothing_is_collected_before_a_version_is_served() -> None:

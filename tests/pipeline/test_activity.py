@@ -71,6 +71,18 @@ def test_what_belongs_to_no_step_is_in_no_kind_and_what_goes_on_goes_on(hand: Ha
     assert (activity.so_far().wall, activity.so_far().generation) == (4, 4)
 
 
+def test_a_step_that_is_begun_again_keeps_its_clock(hand: Hand) -> None:
+    times = StepTimes()
+    times.activity = RunActivity(hand)
+    times.begin(3)
+    hand.wait(5)  # its weights were on their way to an engine that died
+    times.begin(3)
+    hand.wait(2)
+    assert times.activity.so_far().wall == 7
+    times.begin(4)
+    assert times.activity.so_far().wall == 0
+
+
 KINDS = ("generating", "using_tools", "collecting", "updating", "outside")
 
 

@@ -49,8 +49,12 @@ def test_each_by_hand(recipe: Callable[..., RunConfig]) -> None:
 def test_beside_others_a_stage_may_have_to_wait_for_them(recipe: Callable[..., RunConfig]) -> None:
     config = recipe(max_policy_lag=1)
     assert limits.collection(config).seconds == 3e6, "two evaluations may go on beside it, and are served first"
-    assert limits.collect(config).seconds == 3e6 + (3e6 + 1e3) + 202 + 30
-    assert limits.follow(config).seconds == 1e6 + (3e6 + 1e3) + 60
+    queue = (3e6 + 2e6) + 1e3  # the collection before, an evaluation, sampled and greedy, and an update
+    assert limits.collect(config).seconds == 3e6 + queue + 202 + 30
+    assert limits.follow(config).seconds == 1e6 + queue + 60
+    far = recipe(max_policy_lag=4)
+    assert limits.collect(far).seconds > 5 * limits.collection(far).seconds, "four before it, and its own"
+    assert limits.score(far).seconds > 5 * limits.collection(far).seconds
 
 
 def test_a_limit_above_those_of_what_the_stage_calls(recipe: Callable[..., RunConfig]) -> None:

@@ -145,20 +145,30 @@ async def test_how_it_ended(
     assert logging.getLogger("agentfly_lib").handlers == []
 
 
-async def test_a_full_disk_stops_nothing(
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("write_state", OSError(28, "No space left on device")),
+        ("write_state", ValueError("a field of the state is not what it should be")),
+        ("engine_status", RuntimeError("Ray is shutting down")),
+    ],
+)
+async def test_what_goes_wrong_in_it_stops_nothing_and_fails_no_run(
     session: Any,
     answers: dict[str, Callable[[], Any]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    where: str,
+    error: Exception,
 ) -> None:
     tries: list[int] = []
 
-    def full(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         tries.append(1)
-        raise OSError(28, "No space left on device")
+        raise error
 
-    monkeypatch.setattr(live, "write_state", full)
-    session.cluster.running = False
+    answers |= {"engine-0": dead, "engine-1": dead}
+    monkeypatch.setattr(live, where, fail)
     async with live.published(session, Terminated), asyncio.timeout(60):
         while len(tries) < 5:
             await asyncio.sleep(0.01)

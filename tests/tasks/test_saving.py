@@ -16,7 +16,8 @@ from agentfly_lib.configs import CheckpointConfig, LearnerConfig
 from agentfly_lib.errors import ShardError
 from agentfly_lib.pipeline import saving
 from agentfly_lib.pipeline.learning import Learning
-from agentfly_lib.refs import CheckpointRef, LearnerRef
+from agentfly_lib.refs import CheckpointRef, LearnerRef, StepReport
+from agentfly_lib.store.atomic import write_json
 from agentfly_lib.store.layout import RunDirectory
 
 
@@ -148,6 +149,24 @@ async def test_a_failure_to_forget_old_ones_costs_no_checkpoint(
             await subject.settle(held(3), wait=False)
     await subject.settle(held(3), wait=False)
     assert (owed(session), session.logged, ranks.saved) == (None, [2], [])
+
+
+async def test_an_update_whose_checkpoint_cannot_be_noted_is_not_made_again(
+    session: SimpleNamespace, ranks: FakeLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks hold what is recorded: they are neither ended nor trained."""
+    report = StepReport(step=2, policy_version=3, weights_digest="w", metrics={}, seconds={})
+    write_json(session.directory.step(2).update_file, report.model_dump(mode="json"))
+    asked: list[int] = []
+
+    async def living_learner(_session: Any, version: int, _learner: Any, *, again: bool) -> LearnerRef:
+        assert again
+        asked.append(version)
+        return held(version)
+
+    monkeypatch.setattr(saving, "living_learner", living_learner)
+    assert await saving.update(session, 2, held(2), again=True) == (report, held(3))  # type: ignore[arg-type]
+    assert asked == [3]
 
 
 async def test_a_session_that_ends_early_waits_for_the_writer(session: SimpleNamespace, ranks: FakeLearner) -> None:
