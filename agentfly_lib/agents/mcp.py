@@ -40,8 +40,11 @@ def _offered(server: McpServer) -> tuple[Any, ...]:
 
 def _server(config: McpServerConfig) -> McpServer:
     if config.url is not None:
+        named = {header: _variable(name) for header, name in config.headers_env.items()}
         token = {} if config.token_env is None else {"Authorization": f"Bearer {_variable(config.token_env)}"}
-        return HttpServer(url=config.url, headers={**config.headers, **token}, start_seconds=config.start_seconds)
+        return HttpServer(
+            url=config.url, headers={**config.headers, **named, **token}, start_seconds=config.start_seconds
+        )
     return StdioServer(
         command=(config.command or "", *config.args),
         environment={**config.env, **{name: _variable(name) for name in config.pass_env}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -121,6 +122,9 @@ class EnvironmentConfig(EnvironmentChoice):
         return self
 
 
+_SECRET_HEADER = re.compile(r"authorization$|^cookie$|(^|[-_])(api[-_]?key|token|secret|password)$", re.IGNORECASE)
+
+
 class McpServerConfig(Config):
     """An MCP server, whose tools become the agent's: a program (`command`) or an address (`url`)."""
 
@@ -138,7 +142,9 @@ class McpServerConfig(Config):
     url: Annotated[str, Field(pattern=r"^https?://.")] | None = None
     """Of a server that is reached by streamable HTTP; each trajectory has a session of its own."""
     headers: dict[str, str] = Field(default_factory=dict)
-    """HTTP headers of every request. Written into the run directory, so not the place for secrets: see `token_env`."""
+    """HTTP headers of every request. Written into the run directory, so not the place for secrets."""
+    headers_env: dict[str, str] = Field(default_factory=dict)
+    """More headers, by the variables of our own environment that hold them: secrets, by name."""
     token_env: str | None = None
     """Variable of our own environment that holds a bearer token for it."""
     tools: tuple[str, ...] | None = None
@@ -154,7 +160,12 @@ class McpServerConfig(Config):
     def _one_kind(self) -> McpServerConfig:
         if (self.command is None) == (self.url is None):
             raise ValueError("give command, for a program, or url, for a server that runs already, and not both")
-        others = ("headers", "token_env") if self.url is None else ("args", "env", "pass_env", "folder")
+        if secret := next((name for name in self.headers if _SECRET_HEADER.search(name)), None):
+            raise ValueError(
+                f"headers.{secret} is a secret, and a recipe is stored and shown: name the variable that holds it, "
+                "with token_env or headers_env"
+            )
+        others = ("headers", "headers_env", "token_env") if self.url is None else ("args", "env", "pass_env", "folder")
         for key in others:
             if getattr(self, key):
                 raise ValueError(f"{key} is for a server with {'url' if self.url is None else 'command'}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 __all__ = ["Config", "FreeSettings"]
 
@@ -33,8 +34,24 @@ FreeSettings = Annotated[dict[str, Any], AfterValidator(_without_null)]
 directory would give another config back."""
 
 
+_SECRET = re.compile(r"\s*(?:https?://[^/?#@\s]+@|[a-z][a-z0-9+.-]*://[^/?#@:\s]*:[^/?#@\s]+@)", re.IGNORECASE)
+"""An address with a password in it, or over HTTP with a user, which can be a token."""
+
+
+def _first_secret(value: Any, at: str = "") -> str | None:
+    if isinstance(value, str):
+        return at if _SECRET.match(value) else None
+    if isinstance(value, Mapping):
+        items = [(f"{at}.{key}" if at else str(key), item) for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"{at}[{index}]", item) for index, item in enumerate(value)]
+    else:  # a part that is a config has looked for itself
+        return None
+    return next((found for key, item in items if (found := _first_secret(item, key)) is not None), None)
+
+
 class Config(BaseModel):
-    """A part of a recipe. Unknown keys are errors; values never change after loading."""
+    """A part of a recipe. Unknown keys are errors, and so are passwords; values never change after loading."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -44,3 +61,12 @@ class Config(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+    @model_validator(mode="after")
+    def _holds_no_secret(self) -> Self:
+        if (key := _first_secret(self.__dict__)) is not None:
+            raise ValueError(
+                f"{key} is an address with a user or a password, and a recipe is stored and shown; leave them out, and "
+                "give them by an environment variable"
+            )
+        return self
