@@ -3,7 +3,8 @@
 Of a rank (ZeRO: arXiv 1910.02054; activations: counted as autograd keeps them for a decoder with a gated MLP):
 
     weights       P x bytes            / ranks at stage 3
-    gradients     T x bytes            / ranks from stage 2; T is P, or what adapters have where those are trained
+    gradients     T x bytes            / ranks from stage 2; T is P, or what adapters have where those are trained.
+                  In bfloat16 at stage 1, 4 bytes more for sums in float32, unless the optimizer is offloaded
     optimizer     T x (8, and 4 more for the float32 copy that DeepSpeed keeps)  / ranks from stage 1
     activations   tokens x layers x (7 hidden + 3 key_value + 5 intermediate), or, with checkpointing, tokens x layers x
                   hidden and those of one layer; and tokens x 2 hidden around the last norm
@@ -88,6 +89,9 @@ def rank_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> RankMe
         weights -= int(shape.linear_parameters * (width - _NF4_BYTES))
     if on_gpu and learner.offload.parameters != "none":
         weights = shape.parameters * width // shape.layers
+    gradients = trained * width // (ranks if stage >= 2 else 1)
+    if stage == 1 and learner.dtype == "bfloat16" and learner.offload.optimizer == "none":
+        gradients += 4 * trained
     logits = (3 if config.algorithm.entropy_coefficient else 2) * 4 * shape.vocabulary
     logits *= min(learner.logit_chunk_tokens, tokens)
     if lora is None:
@@ -95,7 +99,7 @@ def rank_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> RankMe
     copies = 12 if learner.dtype != "float32" or stage else 8
     return RankMemory(
         weights=weights,
-        gradients=trained * width // (ranks if stage >= 2 else 1),
+        gradients=gradients,
         optimizer=0 if on_gpu and learner.offload.optimizer != "none" else trained * copies // (ranks if stage else 1),
         activations=activations,
         logits=logits,

@@ -95,6 +95,7 @@ class TrainingEngine:
         self.deepspeed: Any = deepspeed.initialize(
             model=policy, optimizer=self.optimizer, config=_deepspeed_config(learner, optim, universal=universal)
         )[0]
+        self.deepspeed.train()  # models come in the other mode, in which none recomputes its activations
         self._reports_norm = self.deepspeed.optimizer is not self.optimizer
         self._norm = 0.0
 
@@ -170,7 +171,8 @@ class TrainingEngine:
 def join_process_group(*, rank: int, world: int, address: str, port: int, device: torch.device) -> None:
     """Makes this process one of `world` ranks. Collective.
 
-    Nothing listens beyond `address`, nor beyond this machine if that is a loopback address or there is one rank.
+    Nothing listens beyond `address`, nor beyond this machine if that is a loopback address; gloo does not either if
+    there is one rank.
     Once per process: DeepSpeed keeps references to the first group for good. A second call with the same rank and
     world is content with the group that there is; another one raises `LearnerError`.
     """
@@ -189,8 +191,11 @@ def join_process_group(*, rank: int, world: int, address: str, port: int, device
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # The shared-memory transport would be compiled on first use, for minutes.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # type: ignore[attr-defined]
-    if world == 1 or ipaddress.ip_address(address).is_loopback:
-        os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+    loopback = ipaddress.ip_address(address).is_loopback
+    if world == 1 or loopback:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if loopback:  # else engines on other machines may be waiting for weights over NCCL, of a single rank too
+        os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,

@@ -31,7 +31,14 @@ def use_liger(model: PreTrainedModel, learner: LearnerConfig, device: torch.devi
     if learner.liger is False or not present or device.type != "cuda":
         return False
     from liger_kernel.transformers import _apply_liger_kernel_to_instance  # type: ignore[import-not-found]
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN  # type: ignore[import-not-found]
 
+    if model.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        if learner.liger is True:
+            raise ConfigError(
+                f"learner.liger=true: Liger has no kernels for {model.config.model_type}; set it to false"
+            )
+        return False
     _apply_liger_kernel_to_instance(model=model, cross_entropy=False, fused_linear_cross_entropy=False)
     logger.info("Liger kernels for %s", model.config.model_type)
     return True

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from agentfly_lib.chat.image_reader import reads
 from agentfly_lib.errors import ConfigError, LearnerError, ModelError
@@ -26,8 +32,17 @@ from agentfly_lib.types import Batch
 
 __all__ = ["PolicyInputs", "PolicyModule", "ValueHead", "attention_tokens", "load_policy", "token_logprobs"]
 
-HEAD_SCALINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
+HEAD_SCALINGS = (
+    "final_logit_softcapping",
+    "lm_head_multiplier",
+    "logit_scale",
+    "logits_scaling",
+    "output_multiplier",
+    "output_multiplier_scale",
+)
 """Config entries of architectures whose logits are more than the head's output."""
+KEPT_APART = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers that know where a document of a packed row begins: all that they take of others is attention."""
 
 
 class PolicyInputs:
@@ -100,7 +115,7 @@ class PolicyModule(torch.nn.Module):
         self.entropy_gradient = entropy_gradient
         self.value_head = ValueHead(model) if value_head else None
         head = model.get_output_embeddings()
-        if type(head) is torch.nn.Linear and not any(getattr(model.config, name, None) for name in HEAD_SCALINGS):
+        if type(head) is torch.nn.Linear and not _scales_logits(model.config):
             model.set_output_embeddings(LogprobHead.of(head))
         elif sequence is not None:
             raise ConfigError(
@@ -223,6 +238,31 @@ def attention_tokens(model: PreTrainedModel) -> float:
     return weights / (shape.num_hidden_layers * width)
 
 
+def _scales_logits(config: PreTrainedConfig) -> bool:
+    """What a model that sees does with its logits stands in the part of its config that is about text."""
+    return any(getattr(part, name, None) for part in (config, config.get_text_config()) for name in HEAD_SCALINGS)
+
+
+def _without_chance(config: PreTrainedConfig) -> None:
+    """Sets every rate of dropout and jitter to 0; much of it is no module, but a function that reads its rate here."""
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        for name, value in vars(part).items() if part is not None else ():
+            if ("drop" in name or "jitter" in name) and isinstance(value, int | float) and not isinstance(value, bool):
+                setattr(part, name, type(value)(0))
+
+
+def _require_separable(model: PreTrainedModel) -> None:
+    """Raises `ModelError` if what a token computes may depend on the document that stands before its own in a row."""
+    text = model.config.get_text_config()
+    mixing = sorted(set(getattr(text, "layer_types", None) or ()) - KEPT_APART)
+    if model._is_stateful or mixing:  # the mark of models that carry a state from token to token
+        what = f"layers of the kind {', '.join(mixing)}" if mixing else "layers that carry a state"
+        raise ModelError(
+            f"{type(model).__name__} has {what}, which see one packed row as one document; it cannot be trained yet. "
+            "Models whose layers all have full or sliding attention can"
+        )
+
+
 def load_policy(path: Path, dtype: torch.dtype, *, quantized_on: torch.device | None = None) -> PreTrainedModel:
     """Loads a model directory for packed training, without dropout. Raises `ModelError` if it cannot be used.
 
@@ -235,8 +275,11 @@ def load_policy(path: Path, dtype: torch.dtype, *, quantized_on: torch.device | 
         else (AutoModelForCausalLM, attention)
     )
     try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        _without_chance(config)
         model = kind.from_pretrained(
             path,
+            config=config,
             dtype=dtype,
             quantization_config=None if quantized_on is None else quantization(dtype),
             device_map=None if quantized_on is None else {"": quantized_on},
@@ -246,6 +289,7 @@ def load_policy(path: Path, dtype: torch.dtype, *, quantized_on: torch.device | 
         )
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot load a causal language model from {path}: {error}") from error
+    _require_separable(model)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

@@ -95,6 +95,8 @@ def test_memory_by_hand(recipe, qwen_3b):
     assert rank.gradients == 2 * parameters // 4
     assert rank.optimizer == 12 * parameters // 4
     assert rank.activations == 16384 * (36 + 2) * 2048 * 2 + 16384 * (7 * 2048 + 3 * 256 + 5 * 11008) * 2
+    # and in float32 too where DeepSpeed sums them so, at stage 1, on every rank
+    assert rank_memory(recipe("gsm8k-8gpu", "learner.zero_stage=1"), shape, on_gpu=True).gradients == 6 * parameters
     # two chunks of logits in float32; the head's gradient in float32, and rounded to bfloat16
     assert rank.logits == 512 * 151936 * 2 * 4 + 151936 * 2048 * (4 + 2)
     engine = engine_memory(config, shape, gpu_memory_bytes=80 * GIB)

@@ -1,11 +1,13 @@
 """Learner ranks as processes of their own (see `test_ranks_agree.py`).
 
-Everything is imported once. Each line on standard input is a JSON list of spec files, one per rank: a process is forked
+Everything is imported once, what DeepSpeed would import at first use too: of a rank's seconds, imports are nearly all.
+Each line on standard input is a JSON list of spec files, one per rank: a process is forked
 for each, and their exit statuses are answered as a line.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -15,10 +17,22 @@ from pathlib import Path
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 import factories
+import torch
 
 from agentfly_lib.configs import RunConfig
 from agentfly_lib.refs import CheckpointRef, ModelRef
 from agentfly_lib.training.learner import LearnerRank
+
+IMPORTED_LATE = (
+    "deepspeed.checkpoint.ds_to_universal",
+    "deepspeed.runtime.sequence_parallel.ulysses_sp",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "peft",
+    "torch._inductor.compile_fx",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen2_vl.modeling_qwen2_vl",
+)
 
 
 def main(spec_path: str) -> None:
@@ -33,6 +47,8 @@ def main(spec_path: str) -> None:
         model=ModelRef(path=Path(spec["model"]), fingerprint="tiny"),
         checkpoint=CheckpointRef.model_validate(spec["checkpoint"]) if spec["checkpoint"] else None,
     )
+    if spec["rank"] == spec["poisoned_rank"]:
+        poison(learner, spec["poison"])
     reports = []
     for step in spec["steps"]:
         if spec["shapes"]:
@@ -46,6 +62,21 @@ def main(spec_path: str) -> None:
                 Path(spec["save_to"] + ".json").write_text(ref.model_dump_json())
     learner.export_weights(Path(spec["weights"]), learner.policy_version)
     Path(spec["reports"]).write_text(json.dumps(reports))
+
+
+def poison(learner: LearnerRank, what: str) -> None:
+    """From now on the loss of this rank is not finite, or (with a finite loss) its gradient of one parameter."""
+    if what == "gradient":
+        weight = learner.engine.policy.model.model.norm.weight
+        weight.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
+        return
+    forward = learner.engine.forward
+
+    def broken(*arguments: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logprobs, *others = forward(*arguments)
+        return (logprobs * torch.nan, *others)  # type: ignore[return-value]
+
+    learner.engine.forward = broken  # type: ignore[method-assign]
 
 
 def fork(spec_path: str) -> int:
@@ -68,6 +99,8 @@ def fork(spec_path: str) -> int:
 
 
 def serve() -> None:
+    for name in IMPORTED_LATE:
+        importlib.import_module(name)
     for line in sys.stdin:
         children = [fork(path) for path in json.loads(line)]
         statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -217,7 +219,7 @@ def not_finite(episodes: list[Episode]) -> list[float]:
     return [float("nan")] * len(episodes)
 
 
-def test_an_estimator_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_estimator_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "my_advantages", sys.modules[__name__])
@@ -233,9 +235,13 @@ def test_an_estimator_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         estimator(config("of_wrong_shape"))(episodes)
     with pytest.raises(LearnerError, match="not finite"):
         estimator(config("not_finite"))(episodes)
-    with pytest.raises(ConfigError, match="cannot be imported"):
+    with pytest.raises(ConfigError, match="my_advantages has no nowhere"):
         load_advantage("my_advantages:nowhere")
-    with pytest.raises(ConfigError, match="not a function"):
+    (tmp_path / "broken_advantages.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="cannot import broken_advantages: ZeroDivisionError"):
+        load_advantage("broken_advantages:mine")
+    with pytest.raises(ConfigError, match="is a list; name a function"):
         load_advantage("my_advantages:REWARDS_FOR_TESTS")
 
 

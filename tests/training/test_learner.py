@@ -91,6 +91,33 @@ def test_micro_batch_size_and_accumulation_change_nothing(learner: Make, factori
     assert difference(results[0], results[2]) < 2e-6
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_recomputed_activations_change_nothing_from_the_first_update_on(
+    learner: Make, factories: ModuleType, stage: int
+) -> None:
+    results, passes = [], []
+    for checkpointing in (False, True):
+        subject = learner(optim=GRADIENT, learner={"gradient_checkpointing": checkpointing, "zero_stage": stage})
+        layer, calls = subject.engine.policy.model.model.layers[0].input_layernorm, []
+        layer.register_forward_hook(lambda *_, calls=calls: calls.append(torch.is_grad_enabled()))
+        subject.update_from(factories.step_groups(0), 0)
+        passes.append(sum(calls))
+        results.append(exported(subject))
+    assert passes[0] > 0
+    assert passes[1] == 2 * passes[0], "the backward pass computes each layer again"
+    assert difference(*results) < 2e-6
+
+
+def exported(learner: Any) -> dict[str, torch.Tensor]:
+    """Whole weights, also of ZeRO 3."""
+    from agentfly_lib.training.weights import gather_weights
+
+    return {
+        name: tensor.clone()
+        for name, tensor in gather_weights(learner.engine.policy.model, zero_stage=learner.engine.zero_stage).items()
+    }
+
+
 def test_gradients_are_clipped_by_their_global_norm(learner: Make, factories: ModuleType, tiny_model: Path) -> None:
     subject = learner(optim=GRADIENT)
     before = load_file(tiny_model / "model.safetensors")
@@ -213,6 +240,36 @@ def test_updates_that_are_not_finite_are_skipped_counted_and_end_the_run(
     assert difference(before, weights(subject)) == 0.0
     with pytest.raises(LearnerError, match="failed half-way"):
         subject.update_from(factories.step_groups(1), 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_gradient_that_is_not_finite_is_skipped_where_the_loss_is_finite(
+    learner: Make, factories: ModuleType, monkeypatch: pytest.MonkeyPatch, stage: int, dtype: str
+) -> None:
+    from agentfly_lib.training import engine
+
+    real = engine._deepspeed_config
+
+    def in_small_groups(*arguments: Any, **named: Any) -> dict[str, Any]:
+        config = real(*arguments, **named)
+        config["zero_optimization"]["sub_group_size"] = 1000  # ZeRO 3 steps one at a time; all must be skipped
+        return config
+
+    monkeypatch.setattr(engine, "_deepspeed_config", in_small_groups)
+    subject = learner(learner={"max_nonfinite_steps": 2, "zero_stage": stage, "dtype": dtype})
+    subject.update_from(factories.step_groups(0), 0)  # AdamW's moments are there: a step without a gradient would move
+    before = exported(subject)
+    norm = subject.engine.policy.model.model.norm.weight
+    poison = norm.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
+    report = subject.update_from(factories.step_groups(1), 1)
+    poison.remove()
+    assert report.metrics["train/skipped_updates/count"] == 1
+    assert np.isfinite(report.metrics["train/policy_loss/mean"])
+    assert difference(before, exported(subject)) == 0.0
+    after = subject.update_from(factories.step_groups(2), 2)
+    assert after.metrics["train/skipped_updates/count"] == 0
+    assert difference(before, exported(subject)) > 0.0
 
 
 def test_a_finite_update_ends_the_row_of_skipped_ones(

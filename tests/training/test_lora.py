@@ -195,6 +195,32 @@ def test_what_cannot_be_had_is_refused_before_anything_is_loaded(
         learner(learner={"lora": {"quantize": "nf4"}, "zero_stage": 3})
 
 
+def test_kernels_that_are_demanded_and_unknown_for_a_model_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liger itself only logs that it knows no such model. A stand-in for its package, which needs a GPU."""
+    import importlib.util
+    import sys
+    from types import ModuleType, SimpleNamespace
+
+    from agentfly_lib.configs import LearnerConfig
+    from agentfly_lib.training.liger import use_liger
+
+    applied: list[Any] = []
+    names = ["liger_kernel", "liger_kernel.transformers", "liger_kernel.transformers.monkey_patch"]
+    package, transformers, patches = (ModuleType(name) for name in names)
+    transformers._apply_liger_kernel_to_instance = lambda model, **_: applied.append(model)  # type: ignore[attr-defined]
+    patches.MODEL_TYPE_TO_APPLY_LIGER_FN = {"qwen2": None}  # type: ignore[attr-defined]
+    for name, module in zip(names, (package, transformers, patches), strict=True):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: object())
+    known, unknown = (SimpleNamespace(config=SimpleNamespace(model_type=kind)) for kind in ("qwen2", "opt"))
+    gpu: Any = torch.device("cuda")
+    assert use_liger(known, LearnerConfig(liger=True), gpu)  # type: ignore[arg-type]
+    assert not use_liger(unknown, LearnerConfig(), gpu)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no kernels for opt"):
+        use_liger(unknown, LearnerConfig(liger=True), gpu)  # type: ignore[arg-type]
+    assert applied == [known]
+
+
 def test_a_run_of_adapters_goes_on_in_another_zero_stage(learner: Make, factories: ModuleType, tmp_path: Path) -> None:
     optim = {"lr": 1e-2, "eps": 1e-3}
     subject = learner(learner=LORA | {"zero_stage": 1}, optim=optim)

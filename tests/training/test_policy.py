@@ -231,3 +231,71 @@ def test_code_in_a_model_directory_is_neither_run_nor_offered(tmp_path: Path, mo
     with pytest.raises(ModelError, match=str(tmp_path)):
         load_policy(tmp_path, torch.float32)
     assert not (tmp_path / "ran").exists()
+
+
+SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def saved(path: Path, config: Any) -> Path:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["conv", "linear_attention", "state"])
+def test_layers_that_see_a_row_as_one_document_are_refused(tmp_path: Path, kind: str) -> None:
+    from transformers import Lfm2Config, MambaConfig, Qwen3_5TextConfig
+
+    grouped = SMALL | {"intermediate_size": 32, "num_key_value_heads": 1, "head_dim": 8}
+    linear = {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
+    linear |= {"linear_num_key_heads": 1, "linear_num_value_heads": 1}
+    config = {
+        "conv": lambda: Lfm2Config(**grouped, layer_types=["conv", "full_attention"]),
+        "linear_attention": lambda: Qwen3_5TextConfig(
+            **grouped, **linear, layer_types=["linear_attention", "full_attention"]
+        ),
+        "state": lambda: MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4),
+    }[kind]()
+    with pytest.raises(ModelError, match="see one packed row as one document"):
+        load_policy(saved(tmp_path / "model", config), torch.float32)
+
+
+def test_what_a_model_does_with_its_logits_may_stand_in_the_part_about_text(tmp_path: Path) -> None:
+    """Gemma 4 caps them, and says so there; the log-probs are those of its own logits."""
+    from transformers import AutoModelForCausalLM, Gemma4Config
+
+    text = SMALL | {"intermediate_size": 32, "num_key_value_heads": 1, "head_dim": 8, "final_logit_softcapping": 0.05}
+    text |= {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 0}
+    path = saved(tmp_path / "model", Gemma4Config(text_config=text))
+    ids = np.array([5, 9, 3, 12, 40, 7], np.int32)
+    sample = TrainingSample(
+        trajectory_id="t",
+        token_ids=ids,
+        loss_mask=np.arange(6) > 0,
+        rollout_logprobs=np.zeros(6, np.float32),
+        advantages=np.zeros(6, np.float32),
+    )
+    with torch.no_grad():
+        logprobs = policy(path)(PolicyInputs(to_batch([sample]), CPU))[0]
+        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+        logits = model(torch.from_numpy(ids).long()[None]).logits[0]
+    assert float(logits.abs().max()) <= 0.05
+    expected = torch.log_softmax(logits, -1)[:-1].gather(-1, torch.from_numpy(ids[1:]).long()[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=2e-6)
+
+
+def test_dropout_that_is_no_module_is_off_too(tmp_path: Path) -> None:
+    from transformers import OPTConfig
+
+    rates = {"dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5}
+    config = OPTConfig(**SMALL, ffn_dim=32, max_position_embeddings=32, word_embed_proj_dim=16, **rates)
+    model = load_policy(saved(tmp_path / "model", config), torch.float32)
+    ids = torch.tensor([[5, 9, 3, 12]])
+    decoder, documents = model.get_decoder(), PolicyInputs(to_batch([]), CPU).documents
+    documents = documents.of(np.array([0, 4], np.int32), 4, CPU)
+    with torch.no_grad():
+        states = [getattr(decoder, mode)()(ids, documents=documents)[0] for mode in ("eval", "train", "train")]
+    assert torch.equal(states[0], states[1])
+    assert torch.equal(states[0], states[2])

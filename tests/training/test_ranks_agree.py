@@ -84,6 +84,7 @@ def train(
         checkpoint: dict[str, Any] | None = None,
         save_after: int | None = None,
         save_to: Path | None = None,
+        poison: tuple[int, str] | None = None,
         **sections: dict[str, Any],
     ) -> tuple[list[dict[str, Any]], Weights]:
         nonlocal count
@@ -107,6 +108,8 @@ def train(
                 "groups": groups or {},
                 "save_after": save_after,
                 "save_to": str(save_to),
+                "poisoned_rank": poison[0] if poison else None,
+                "poison": poison[1] if poison else None,
                 "weights": str(folder / "weights.safetensors"),
                 "reports": str(folder / f"reports-{rank}.json"),
             }

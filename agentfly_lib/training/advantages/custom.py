@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from agentfly_lib.configs import CustomAdvantageConfig
-from agentfly_lib.errors import ConfigError, LearnerError
+from agentfly_lib.errors import LearnerError
+from agentfly_lib.named import find_named
 from agentfly_lib.training.advantages.groups import Advantages, Floats
 from agentfly_lib.training.episodes import Episode
 
@@ -19,17 +19,11 @@ __all__ = ["custom", "load_advantage"]
 
 def load_advantage(path: str) -> Callable[[Sequence[Episode]], Any]:
     """The function that `package.module:name` names. Raises `ConfigError` if there is none."""
-    module, _, name = path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"algorithm.advantage.function = {path!r} cannot be imported: {error}; "
-            "write it as package.module:name, seen from the working folder"
-        ) from error
-    if not callable(function):
-        raise ConfigError(f"algorithm.advantage.function = {path!r} is a {type(function).__name__}, not a function")
-    return function
+    return find_named(path, {}, _is_function, noun="algorithm.advantage.function", advice="name a function")
+
+
+def _is_function(found: Any) -> TypeGuard[Callable[[Sequence[Episode]], Any]]:
+    return callable(found)
 
 
 def custom(episodes: Sequence[Episode], config: CustomAdvantageConfig) -> Advantages:
