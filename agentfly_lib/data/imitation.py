@@ -21,7 +21,7 @@ from agentfly_lib.errors import ConfigError, DataError
 from agentfly_lib.store.atomic import read_json
 from agentfly_lib.store.layout import RunDirectory, StepDirectory
 from agentfly_lib.store.manifest import RolloutStore, iter_groups
-from agentfly_lib.store.scored import load_scored_groups
+from agentfly_lib.store.scored import load_scored_groups, scored_steps
 from agentfly_lib.store.scores import Score, ScoreStore, outcome_of
 from agentfly_lib.types import Problem, StopReason, Trajectory, TrajectoryGroup
 
@@ -87,7 +87,7 @@ def check_tokens(model: Path, data: ShardsDataConfig) -> None:
 
 
 def select_trajectories(data: ShardsDataConfig, accepted: AcceptedAdvantageConfig) -> Selection:
-    """Reads every scored step of the runs. Raises `DataError` if there is none, or nothing is good enough."""
+    """Reads every step that is scored to the end. Raises `DataError` if there is none, or nothing is good enough."""
     least = float("-inf") if accepted.min_reward == "none" else accepted.min_reward
     seen = unscored = too_low = truncated = repeated = 0
     known: set[tuple[str, bytes]] = set()
@@ -156,9 +156,7 @@ def _tokenizer_sha256(model: Path) -> str | None:
 def _steps(runs: Sequence[Path]) -> list[StepDirectory]:
     found: list[StepDirectory] = []
     for path in runs:
-        run = RunDirectory(path)
-        steps = [run.step(step) for step in run.steps()]
-        scored = [step for step in steps if step.score_manifest.exists()]
+        scored = scored_steps(RunDirectory(path))
         if not scored:
             raise DataError(f"data.runs: {path} has no scored step; name a run directory such as runs/demo")
         found += scored

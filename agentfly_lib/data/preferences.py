@@ -5,8 +5,9 @@ One row per problem with `prompt`, `chosen` and `rejected` as lists of messages,
     {"prompt": [{"role": "user", "content": "..."}], "chosen": [...], "rejected": [...],
      "chosen_reward": 1.0, "rejected_reward": 0.0, "problem_id": "...", "chosen_id": "000003-00001/4", ...}
 
-Messages are what was said, in order, with tool results between the policy's turns. Their content is text: what is not
-(parts with images, which hold them as `data:` URLs) is JSON.
+The prompt is the problem as its data has it, without the system prompt and the tools of the recipe's agent. Messages
+are what was said, in order, with tool results between the policy's turns. Their content is text: what is not (parts
+with images, which hold them as `data:` URLs) is JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from agentfly_lib.chat.pictures import with_files
 from agentfly_lib.errors import DataError
 from agentfly_lib.store.atomic import atomic_file
 from agentfly_lib.store.layout import RunDirectory
-from agentfly_lib.store.scored import load_scored_groups
+from agentfly_lib.store.scored import load_scored_groups, scored_steps
 from agentfly_lib.types import Message, StopReason, Trajectory, TrajectoryGroup
 
 __all__ = ["export_preferences", "preference_pair"]
@@ -103,9 +104,7 @@ def preference_pair(group: TrajectoryGroup, *, margin: float = 0.0) -> dict[str,
 
 def _groups(runs: Sequence[Path]) -> Iterator[TrajectoryGroup]:
     for path in runs:
-        run = RunDirectory(path)
-        steps = [run.step(step) for step in run.steps()]
-        scored = [step for step in steps if step.score_manifest.exists()]
+        scored = scored_steps(RunDirectory(path))
         if not scored:
             raise DataError(f"{path} has no scored step; name a run directory such as runs/demo")
         for step in scored:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 from agentfly_lib.errors import LedgerError, ShardError
-from agentfly_lib.store.layout import StepDirectory
+from agentfly_lib.store.layout import RunDirectory, StepDirectory
 from agentfly_lib.store.manifest import iter_groups, read_rollout_manifest
 from agentfly_lib.store.scores import Score, read_score_manifest, read_scores
 from agentfly_lib.store.shards import read_index
 from agentfly_lib.types import Trajectory, TrajectoryGroup
 
-__all__ = ["load_scored_groups", "scores_so_far"]
+__all__ = ["load_scored_groups", "scored_steps", "scores_so_far"]
+
+logger = logging.getLogger(__name__)
+
+
+def scored_steps(run: RunDirectory) -> list[StepDirectory]:
+    """The steps that are collected and scored completely; of a run that was stopped, the last one mostly is not."""
+    begun = [step for step in map(run.step, run.steps()) if step.score_manifest.exists()]
+    whole = [step for step in begun if read_rollout_manifest(step).complete and read_score_manifest(step).complete]
+    if len(whole) < len(begun):
+        logger.warning(
+            "%s: %d of %d steps are not scored to the end: left out", run.path, len(begun) - len(whole), len(begun)
+        )
+    return whole
 
 
 def load_scored_groups(directory: StepDirectory) -> list[TrajectoryGroup]:

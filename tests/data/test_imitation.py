@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,14 @@ def test_nothing_to_imitate_is_said(run: Path, tmp_path: Path) -> None:
         replies(run, min_reward=5.0)
     with pytest.raises(DataError, match="has no scored step"):
         replies(tmp_path / "nowhere")
+
+
+def test_a_step_that_is_half_scored_is_left_out(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    manifest = RunDirectory(run).step(1).score_manifest
+    write_json(manifest, json.loads(manifest.read_text()) | {"complete": False, "counts": {}})
+    assert replies(run) == ["long answer", "good"]
+    assert "1 of 2 steps are not scored to the end" in caplog.text
+    assert export_preferences([run], tmp_path / "pairs.parquet") == (1, 2)
 
 
 def test_a_step_is_laid_out_like_a_collected_one_and_a_second_time_changes_nothing(run: Path, tmp_path: Path) -> None:
