@@ -104,11 +104,11 @@ walkthrough: ## follow docs/getting-started.md word for word in a fresh clone (b
 dist: $(STAMP) ## wheel and source distribution in dist/
 	$(BIN)/python -m hatchling build --directory dist
 
-# Each in an environment of its own, from pinned packages; the project itself needs none of them.
-peers: $(STAMP) ## add the peers that benchmarks compare with: TRL, verifiers
-	for peer in trl verifiers; do \
+# Each in an environment of its own, from complete lists of pinned packages; the project itself needs none of them.
+peers: $(STAMP) ## add the peers that benchmarks compare with: TRL, verifiers, verl
+	for peer in trl verifiers verl; do \
 	  test -x .venv-$$peer/bin/python || $(PYTHON) -m venv .venv-$$peer; \
-	  VIRTUAL_ENV=.venv-$$peer $(BIN)/uv pip install --quiet $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -r requirements/peers/$$peer.txt; \
+	  VIRTUAL_ENV=.venv-$$peer $(BIN)/uv pip install --quiet --no-deps $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -r requirements/peers/$$peer.txt; \
 	done
 
 bench: $(STAMP) ## measure: every benchmark, as ratios within one run

@@ -26,6 +26,7 @@ NAMES = (
     "overhead",
     "async_pipeline",
     "weight_sync",
+    "scaling",
     "cli",
     "demo",
 )

@@ -18,8 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from agentfly_lib.agents.agent import Agent
 from agentfly_lib.agents.build import build_agent
 from agentfly_lib.configs import HFAgentConfig, RolloutConfig, TinyModelConfig
+from agentfly_lib.inference.generate import Generate
 from agentfly_lib.models.tiny import ensure_tiny
 from agentfly_lib.rollout import RolloutSeeds, collect
 from agentfly_lib.store.layout import StepDirectory
@@ -28,7 +30,7 @@ from benchmarks import virtual_time
 from benchmarks.report import Finding, show
 from benchmarks.simulated import DELAYS, Delays, Script, SimulatedEngine
 
-__all__ = ["lock_step_seconds", "main", "over_ideal"]
+__all__ = ["follow", "lock_step_seconds", "main", "over_ideal", "scripted_agent"]
 
 TURNS = 3
 SLOTS = 128
@@ -73,40 +75,46 @@ def _case(chains: int, delays: Delays, *, bar: float, stretch: float | None) -> 
 
 async def over_ideal(script: Script, *, slots: int, longest_first: bool = False) -> float:
     """Seconds of a collection of the script's chains by the event loop's clock, over the bound."""
-    agent = build_agent(
-        HFAgentConfig(max_turns=script.lengths.shape[1], tools=("benchmarks.simulated:wait",)),
-        ensure_tiny(TinyModelConfig()).path,
+    agent = scripted_agent(script)
+    async with SimulatedEngine(script, agent.chat, slots=slots, longest_first=longest_first) as engine:
+        return await follow(script, agent, engine) / script.ideal(engine)
+
+
+def scripted_agent(script: Script) -> Agent:
+    """Whose tool waits as the script says."""
+    turns = script.lengths.shape[1]
+    return build_agent(
+        HFAgentConfig(max_turns=turns, tools=("benchmarks.simulated:wait",)), ensure_tiny(TinyModelConfig()).path
     )
-    chains = len(script.lengths)
+
+
+async def follow(script: Script, agent: Agent, generate: Generate) -> float:
+    """Seconds, by the event loop's clock, of a collection of all the script's chains at the same time."""
+    problems = script.problems
     with tempfile.TemporaryDirectory() as folder:
         store = RolloutStore.open(
-            StepDirectory(Path(folder)),
-            step=0,
-            policy_version=0,
-            group_ids=[name for name, _ in script.problems],
-            chains=1,
+            StepDirectory(Path(folder)), step=0, policy_version=0, group_ids=[name for name, _ in problems], chains=1
         )
-        async with SimulatedEngine(script, agent.chat, slots=slots, longest_first=longest_first) as engine:
-            clock = asyncio.get_running_loop().time
-            started = clock()
-            collected = await collect(
-                agent,
-                engine,
-                script.problems,
-                store,
-                config=RolloutConfig(
-                    chains=1,
-                    max_concurrency=chains,
-                    max_turn_tokens=8192,
-                    max_sampled_tokens=32768,
-                    context_length=65536,
-                ),
-                seeds=RolloutSeeds(run_seed=0, step=0),
-            )
-            seconds = clock() - started
-        if collected.progress.failures or collected.progress.sampled_tokens != int(script.lengths.sum()):
-            raise RuntimeError(f"the script was not followed: {collected.progress}")
-        return seconds / script.ideal(engine)
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        collected = await collect(
+            agent,
+            generate,
+            problems,
+            store,
+            config=RolloutConfig(
+                chains=1,
+                max_concurrency=len(problems),
+                max_turn_tokens=8192,
+                max_sampled_tokens=32768,
+                context_length=65536,
+            ),
+            seeds=RolloutSeeds(run_seed=0, step=0),
+        )
+        seconds = clock() - started
+    if collected.progress.failures or collected.progress.sampled_tokens != int(script.lengths.sum()):
+        raise RuntimeError(f"the script was not followed: {collected.progress}")
+    return seconds
 
 
 def lock_step_seconds(script: Script, engine: SimulatedEngine, *, one_by_one: bool = False) -> float:

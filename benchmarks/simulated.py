@@ -72,9 +72,9 @@ class Script:
             for number in range(len(self.lengths))
         ]
 
-    def ideal(self, engine: SimulatedEngine) -> float:
-        """Seconds that no schedule can beat: all tokens at the peak rate, or the longest chain on its own."""
-        peak = engine.slots / engine.step(engine.slots)
+    def ideal(self, engine: SimulatedEngine, *, engines: int = 1) -> float:
+        """Seconds that no schedule can beat: all tokens at the engines' peak rate, or the longest chain on its own."""
+        peak = engines * engine.slots / engine.step(engine.slots)
         alone = self.lengths.sum(axis=1) * engine.step(1) + self.delays.sum(axis=1)
         return max(float(self.lengths.sum()) / peak, float(alone.max()))
 
@@ -109,19 +109,8 @@ class SimulatedEngine:
         self._base = base
         self._slope = slope
         self._script = script
+        self._format = format
         self._filler = list(format.encode(" a"))[-1]
-        self._calls = [
-            [
-                list(
-                    format.encode(
-                        f'<tool_call>\n{{"name": "wait", "arguments": {{"seconds": {seconds:.4f}}}}}\n</tool_call>'
-                    )
-                )
-                for seconds in row
-            ]
-            for row in script.delays
-        ]
-        self._turn: dict[int, int] = {}
         self._waiting: list[tuple[float, int, _Running]] = []
         self._arrivals = itertools.count()
         self._stirred = asyncio.Event()
@@ -142,9 +131,8 @@ class SimulatedEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Generate.generate`."""
-        chain = int(request.request_id.partition("/")[0])
-        turn = self._turn.get(chain, 0)
-        self._turn[chain] = turn + 1
+        group, _, turn = request.request_id.split("/")
+        chain, turn = int(group), int(turn)
         token_ids = self._tokens(chain, turn, request.stop_token_ids[0])
         running = _Running(request, token_ids, asyncio.get_running_loop().create_future())
         order = -self._left(chain, turn) if self._longest_first else request.priority
@@ -161,8 +149,10 @@ class SimulatedEngine:
         return float(script.lengths[chain, turn:].sum() * self.step(1) + script.delays[chain, turn:].sum())
 
     def _tokens(self, chain: int, turn: int, stop: int) -> list[int]:
-        length, calls = int(self._script.lengths[chain, turn]), self._calls[chain]
-        said = calls[turn] if turn < len(calls) else []
+        length, delays, said = int(self._script.lengths[chain, turn]), self._script.delays[chain], []
+        if turn < len(delays):
+            call = f'{{"name": "wait", "arguments": {{"seconds": {delays[turn]:.4f}}}}}'
+            said = self._format.encode(f"<tool_call>\n{call}\n</tool_call>")
         return [*[self._filler] * max(length - len(said) - 1, 0), *said, stop]
 
     async def _decode(self) -> None:

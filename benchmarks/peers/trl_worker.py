@@ -1,20 +1,19 @@
 """Runs in the peer's own environment: the rollouts of TRL's asynchronous GRPO worker over a completion server.
 
-python trl_worker.py MODEL PORT CHAINS   prints CPU seconds as one line of JSON
+python trl_worker.py MODEL PORT   answers each number of chains with CPU seconds, see turns.py
 """
 
 import asyncio
-import json
 import multiprocessing
-import resource
 import sys
 
 import aiohttp
+import turns
 from datasets import Dataset
 from transformers import AutoTokenizer
 from trl.experimental.async_grpo.async_rollout_worker import _AsyncRolloutLoop
 
-model, port, chains = sys.argv[1], sys.argv[2], int(sys.argv[3])
+model, port = sys.argv[1:]
 
 
 async def calculator(expression: str) -> str:
@@ -30,16 +29,11 @@ def reward(completions: list, **_: object) -> list[float]:
     return [0.0] * len(completions)
 
 
-def cpu() -> float:
-    spent = resource.getrusage(resource.RUSAGE_SELF)
-    return spent.ru_utime + spent.ru_stime
-
-
-async def rollouts(loop: _AsyncRolloutLoop, count: int) -> int:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=count)) as loop.session:
+async def rollouts(count: int) -> int:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=count)) as worker.session:
         prompts = [[{"role": "user", "content": f"What is 12 * 7, {number // 8}?"}] for number in range(count)]
         ended = await asyncio.gather(
-            *(loop._generate_one(prompt, {"calculator": calculator}, [calculator]) for prompt in prompts)
+            *(worker._generate_one(prompt, {"calculator": calculator}, [calculator]) for prompt in prompts)
         )
     return sum(sum(message["role"] == "assistant" for message in completion) for completion, *_ in ended)
 
@@ -58,11 +52,8 @@ worker = _AsyncRolloutLoop(
     exception_info_queue=multiprocessing.Queue(maxsize=1),
     metrics_queue=multiprocessing.Queue(),
     tools=[calculator],
-    max_inflight_tasks=chains,
+    max_inflight_tasks=4096,
     vllm_server_url=f"http://127.0.0.1:{port}",
     max_tokens=256,
 )
-asyncio.run(rollouts(worker, 32))
-used = cpu()
-calls = asyncio.run(rollouts(worker, chains))
-print(json.dumps({"cpu": cpu() - used, "calls": calls}))
+asyncio.run(turns.turns(rollouts))
