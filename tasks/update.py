@@ -74,6 +74,5 @@ def _announce(session: Session, saved: CheckpointRef) -> None:
         payload={
             "path": str(saved.path.resolve()),
             "policy_version": saved.policy_version,
-            "config": str(session.directory.config_file.resolve()),
         },
     )

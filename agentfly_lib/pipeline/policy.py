@@ -6,13 +6,26 @@ import re
 from pathlib import Path
 
 from agentfly_lib.configs import PretrainedModelConfig, RunConfig, RunSection
-from agentfly_lib.errors import ModelError
+from agentfly_lib.errors import ConfigError, ModelError
+from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.training.checkpoint import checkpoint_at, newest_checkpoint, verify_checkpoint
 
-__all__ = ["policy_config"]
+__all__ = ["policy_config", "recorded_recipe"]
 
 _LONGEST_NAME = 100
 """Of a run (`RunSection.name`)."""
+
+
+def recorded_recipe(checkpoint: Path, root: Path) -> Path:
+    """The recipe that the run of a checkpoint has written down. Raises `ConfigError` if no run in `root` has it.
+
+    For who is told of a checkpoint by somebody that need not be trusted: a recipe is code.
+    """
+    found = checkpoint.resolve()
+    run = found.parent.parent
+    if found.parent.name != "checkpoints" or run.parent != root.resolve() or not found.is_dir():
+        raise ConfigError(f"{checkpoint} is no checkpoint of a run in {root.resolve()}")
+    return RunDirectory(run).config_file
 
 
 def policy_config(config: RunConfig, policy: Path | None, *, suffix: str) -> RunConfig:

@@ -49,7 +49,7 @@ def test_a_deployment_fits_its_flow(entry: dict[str, Any], monkeypatch: pytest.M
     assert needed <= set(parameters), "a schedule or an automation would start it without"
     assert entry["tags"][0] == flow.name
     assert entry["description"]
-    recipe = parameters["config"].get("recipe", "")
+    recipe = parameters.get("config", {}).get("recipe", "")
     if recipe.startswith("recipes/"):
         TypeAdapter(FlowConfig).validate_python(parameters["config"])
 

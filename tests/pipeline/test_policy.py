@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentfly_lib.configs import PretrainedModelConfig, RunConfig, config_toml, load_config
-from agentfly_lib.errors import ModelError
-from agentfly_lib.pipeline.policy import policy_config
+from agentfly_lib.errors import ConfigError, ModelError
+from agentfly_lib.pipeline.policy import policy_config, recorded_recipe
 
 
 @pytest.fixture
@@ -54,3 +54,21 @@ def test_what_is_no_directory_is_refused(tmp_path: Path, recipe: RunConfig) -> N
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ModelError, match="has no checkpoint yet"):
         policy_config(recipe, tmp_path, suffix="evaluate")
+
+
+def test_the_recipe_of_a_checkpoint_is_the_one_of_its_run(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    for folder in (root / "demo", root / "deep" / "demo", elsewhere / "demo"):
+        (folder / "checkpoints" / "000003").mkdir(parents=True)
+    assert recorded_recipe(root / "demo/checkpoints/000003", root) == root / "demo" / "config.toml"
+    (root / "linked").symlink_to(elsewhere / "demo")
+    refused = ("linked/checkpoints/000003", "deep/demo/checkpoints/000003", "../elsewhere/demo/checkpoints/000003")
+    for name in (
+        *refused,
+        "demo/checkpoints",
+        "demo",
+        "demo/checkpoints/000004",
+        "demo/checkpoints/../../checkpoints/x",
+    ):
+        with pytest.raises(ConfigError, match="is no checkpoint of a run in"):
+            recorded_recipe(root / name, root)

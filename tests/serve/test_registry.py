@@ -31,12 +31,13 @@ def test_the_projects_own() -> None:
 def test_runs_in_another_folder(tmp_path: Path) -> None:
     registry = read_registry(REPOSITORY, tmp_path)
     for each in registry.document["deployments"]:
-        if "parameters" in each:
+        if "config" in each.get("parameters", {}):
             assert each["parameters"]["config"]["run"]["root"] == str(tmp_path)
     assert entry(registry, "demo")["parameters"]["config"]["run"]["name"] == "demo-deployed"
     assert entry(registry, "nightly")["parameters"]["checkpoint"] == str(tmp_path / "demo-deployed")
     assert entry(registry, "nightly")["parameters"]["config"]["recipe"] == str(tmp_path / "demo-deployed/config.toml")
     assert entry(registry, "demo")["parameters"]["config"]["recipe"] == "recipes/demo.toml"
+    assert entry(registry, "checkpoint")["parameters"]["root"] == str(tmp_path)
     assert "{{" in entry(registry, "checkpoint")["triggers"][0]["parameters"]["checkpoint"]
 
 
