@@ -31,7 +31,7 @@ from agentfly_lib.agents.options import read_options
 from agentfly_lib.agents.result import RunResult
 from agentfly_lib.agents.running import AgentRun
 from agentfly_lib.agents.streaming import AgentEvent, stream_events
-from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, ToolCall
+from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, StreamParser, ToolCall
 from agentfly_lib.configs.agent import AgentSettings, CompactionConfig, CustomAgentConfig, NoCompactionConfig
 from agentfly_lib.envs.spec import EnvironmentSpec, configured_environment
 from agentfly_lib.errors import ConfigError
@@ -188,6 +188,10 @@ class Agent(ABC):
     @abstractmethod
     def parse(self, text: str) -> ParsedReply:
         """Takes a reply apart. A reply without calls is the final one."""
+
+    def stream_parser(self) -> StreamParser | None:
+        """Takes the same apart while it is sampled, for `stream`; None shows what is sampled as it is."""
+        return None
 
     def observe(self, calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult]) -> list[Message]:
         """What comes back to the policy after its calls: a message of the role `tool` for each."""

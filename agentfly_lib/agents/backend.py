@@ -8,7 +8,6 @@ first request, and serves an agent that is used from one `asyncio.run` after ano
 from __future__ import annotations
 
 import asyncio
-import difflib
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -19,7 +18,8 @@ from pydantic import ValidationError
 
 from agentfly_lib.chat import ChatFormat
 from agentfly_lib.configs.base import Config
-from agentfly_lib.configs.inference import InferenceConfig, OpenAIConfig, TransformersConfig
+from agentfly_lib.configs.faults import explain
+from agentfly_lib.configs.inference import OpenAIConfig, TransformersConfig, VllmEngineConfig
 from agentfly_lib.errors import ConfigError, ModelError
 from agentfly_lib.inference import Delta, Generate, Generation, GenerationRequest, ScriptedGenerate
 from agentfly_lib.inference.openai import OpenAIEngine
@@ -64,28 +64,23 @@ def open_backend(config: Mapping[str, Any], *, model: str | Path, chat: ChatForm
         case "openai":
             return OpenAIEngine(_settings(OpenAIConfig, options), model=str(model), format=chat), context_length
         case "async_vllm" | "vllm":
-            settings = _settings(InferenceConfig, options)
+            settings = _settings(VllmEngineConfig, options)
             return HostedVllm(settings, model=model, context_length=context_length), context_length
     raise ConfigError(f"unknown backend {name!r}; there are: {', '.join(_NAMES)}")
 
 
 def _settings(config: type[Settings], options: Mapping[str, Any]) -> Settings:
-    """Raises `ConfigError` naming the key, and the nearest one that there is."""
-    for key in options.keys() - config.model_fields.keys():
-        near = difflib.get_close_matches(key, config.model_fields, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(config.model_fields)}"
-        raise ConfigError(f"backend_config has the unknown key {key!r}: {hint}")
+    """Raises `ConfigError` naming each key that cannot be used."""
     try:
         return config.model_validate(dict(options))
     except ValidationError as error:
-        fault = error.errors()[0]
-        raise ConfigError(f"backend_config: {fault['loc'][0]} = {fault['input']!r}: {fault['msg']}") from error
+        raise ConfigError(explain(error, config.model_fields, where="backend_config")) from error
 
 
 class HostedVllm:
     """vLLM in this process, on its own thread and event loop; a `GenerateStream` for any event loop."""
 
-    def __init__(self, inference: InferenceConfig, *, model: str | Path, context_length: int) -> None:
+    def __init__(self, inference: VllmEngineConfig, *, model: str | Path, context_length: int) -> None:
         self._inference = inference
         self._model = model
         self._context_length = context_length

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError
 
+from agentfly_lib.configs.faults import explain
 from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.errors import ConfigError
 
@@ -36,22 +36,16 @@ class GenerationConfig(SamplingConfig):
 
     @classmethod
     def read(cls, values: Mapping[str, Any] | None) -> GenerationConfig:
-        """Raises `ConfigError` naming the key."""
+        """Raises `ConfigError` naming each key that cannot be used."""
         renamed = {_ALIASES.get(key, key): value for key, value in (values or {}).items()}
         if renamed.get("top_k") == -1:  # "all tokens" in vLLM's words
             renamed["top_k"] = 0
         if isinstance(renamed.get("stop"), str):
             renamed["stop"] = (renamed["stop"],)
-        for key in renamed.keys() - cls.model_fields.keys():
-            near = difflib.get_close_matches(key, cls.model_fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(cls.model_fields)}"
-            raise ConfigError(f"generation_config has the unknown key {key!r}: {hint}")
         try:
             return cls.model_validate(renamed)
         except ValidationError as error:
-            fault = error.errors()[0]
-            where = ".".join(map(str, fault["loc"]))
-            raise ConfigError(f"generation_config: {where} = {fault['input']!r}: {fault['msg']}") from error
+            raise ConfigError(explain(error, cls.model_fields, where="generation_config")) from error
 
     @property
     def greedy(self) -> bool:

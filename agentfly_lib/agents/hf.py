@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentfly_lib.agents.agent import Agent
-from agentfly_lib.chat import CallParser, ParsedReply, get_parser
+from agentfly_lib.chat import CallParser, ParsedReply, StreamParser, get_parser
+from agentfly_lib.chat.blocks import BlockParser
 from agentfly_lib.configs.agent import AgentSettings, HFAgentConfig, ImageAgentConfig
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.tools import Tool
@@ -61,3 +62,7 @@ class HFAgent(Agent):
     def parse(self, text: str) -> ParsedReply:
         """Takes a reply apart."""
         return self.parser.parse(text)
+
+    def stream_parser(self) -> StreamParser | None:
+        """Shows content alone, if the parser reads blocks."""
+        return StreamParser(self.parser) if isinstance(self.parser, BlockParser) else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeGuard
+
 from agentfly_lib.agents.agent import Agent
 from agentfly_lib.agents.options import read_options
 from agentfly_lib.configs.agent import AgentConfig, CustomAgentConfig
 from agentfly_lib.errors import ConfigError
-from agentfly_lib.tools.named import find_named
+from agentfly_lib.named import find_named
 
 __all__ = ["SHIPPED_AGENTS", "agent_class"]
 
@@ -27,12 +29,15 @@ def agent_class(config: AgentConfig) -> type[Agent]:
     Raises `ConfigError` if one of the user's own is not there or is none, or if its options do not fit it.
     """
     name = config.name if isinstance(config, CustomAgentConfig) else config.type
-    found = find_named(name, SHIPPED_AGENTS, object)
-    if not (isinstance(found, type) and issubclass(found, Agent)):
-        raise ConfigError(f"agent.name = {name!r} is {found!r}, not a class derived from agentfly_lib.agents.Agent")
+    advice = "name a class derived from agentfly_lib.agents.Agent"
+    found = find_named(name, SHIPPED_AGENTS, _is_agent_class, noun="agent", advice=advice)
     missing = sorted(found.__abstractmethods__)
     if missing:
         raise ConfigError(f"agent.name = {name!r}: the class does not say how to {', '.join(missing)}; define it")
     if isinstance(config, CustomAgentConfig):
         read_options(found, config.options)
     return found
+
+
+def _is_agent_class(found: Any) -> TypeGuard[type[Agent]]:
+    return isinstance(found, type) and issubclass(found, Agent)

@@ -9,7 +9,6 @@ arrow = "=>"
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import typing
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from pydantic import ConfigDict, Field, PydanticUserError, ValidationError, crea
 from pydantic_core import SchemaError
 
 from agentfly_lib.configs.agent import AgentSettings
+from agentfly_lib.configs.faults import explain
 from agentfly_lib.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["read_options"]
 
 _WHERE = "agent.options"
-_ANYTHING = ConfigDict(arbitrary_types_allowed=True)
+_ANYTHING = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
 
 def read_options(kind: type[Agent], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,9 +37,8 @@ def read_options(kind: type[Agent], options: Mapping[str, Any]) -> dict[str, Any
     that is missing.
     """
     known = _parameters(kind)
-    for key in options:
-        if key not in known:
-            raise ConfigError(_unknown(key, known, kind))
+    for key in options.keys() & AgentSettings.model_fields.keys() - known.keys():
+        raise ConfigError(f"{_WHERE}.{key}: every agent has this; write it as agent.{key}")
     fields: dict[str, Any] = {
         f"a{index}": (annotation, Field(default, alias=name))  # no parameter's name can collide with pydantic's
         for index, (name, (annotation, default)) in enumerate(known.items())
@@ -47,7 +46,7 @@ def read_options(kind: type[Agent], options: Mapping[str, Any]) -> dict[str, Any
     try:
         values = create_model("Options", __config__=_ANYTHING, **fields).model_validate(dict(options))
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(dict(fault), kind) for fault in error.errors())) from error
+        raise ConfigError(f"{kind.__name__}: {explain(error, known, where=_WHERE)}") from error
     return {name: getattr(values, f"a{index}") for index, name in enumerate(known) if name in options}
 
 
@@ -87,18 +86,3 @@ def _hints(function: Any, kind: type[Agent]) -> dict[str, Any]:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
         raise ConfigError(f"{kind.__name__}: an annotation of its options cannot be resolved: {error}") from error
-
-
-def _unknown(key: str, known: Mapping[str, Any], kind: type[Agent]) -> str:
-    if key in AgentSettings.model_fields:
-        return f"{_WHERE}.{key}: every agent has this; write it as agent.{key}"
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"{kind.__name__} has: {', '.join(known) or 'no options'}"
-    return f"unknown key {_WHERE}.{key}: {hint}"
-
-
-def _explain(fault: Mapping[str, Any], kind: type[Agent]) -> str:
-    key = ".".join([_WHERE, *map(str, fault["loc"])])
-    if fault["type"] == "missing":
-        return f"{key} is required by {kind.__name__} and not set"
-    return f"{key} = {fault['input']!r}: {fault['msg'].removeprefix('Value error, ')}"

@@ -69,7 +69,13 @@ from agentfly_lib.configs.data import (
     HubDataConfig,
     ShardsDataConfig,
 )
-from agentfly_lib.configs.inference import InferenceConfig, OpenAIConfig, SamplingConfig, TransformersConfig
+from agentfly_lib.configs.inference import (
+    InferenceConfig,
+    OpenAIConfig,
+    SamplingConfig,
+    TransformersConfig,
+    VllmEngineConfig,
+)
 from agentfly_lib.configs.load import config_toml, differing_keys, load_config, parse_overrides
 from agentfly_lib.configs.model import ModelConfig, PretrainedModelConfig, TinyModelConfig, TinyVisionModelConfig
 from agentfly_lib.configs.run import (
@@ -165,6 +171,7 @@ __all__ = [
     "TrackingConfig",
     "TransformersConfig",
     "TurnReturnsAdvantageConfig",
+    "VllmEngineConfig",
     "config_toml",
     "differing_keys",
     "load_config",

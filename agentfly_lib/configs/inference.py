@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from agentfly_lib.configs.base import Config
 
-__all__ = ["InferenceConfig", "OpenAIConfig", "SamplingConfig", "TransformersConfig"]
+__all__ = ["InferenceConfig", "OpenAIConfig", "SamplingConfig", "TransformersConfig", "VllmEngineConfig"]
 
 
 class SamplingConfig(Config):
@@ -64,18 +64,35 @@ class SamplingConfig(Config):
         return [name for name in names if getattr(self, name) != getattr(defaults, name)]
 
 
-class InferenceConfig(Config):
-    """vLLM engines, each in its own Ray actor."""
+class VllmEngineConfig(Config):
+    """One vLLM engine."""
 
-    type: Literal["vllm"] = "vllm"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where engines run; `auto` takes GPUs if there are any."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of weights and activations."""
-    replicas: PositiveInt = 1
-    """Engines, among which requests are spread: a group's chains and their turns go to the same one if it has room."""
     tensor_parallel: PositiveInt = 1
     """GPUs of one engine."""
+    max_sequences: PositiveInt = 128
+    """Sequences that the engine decodes at the same time."""
+    kv_cache_mib: PositiveInt = 64
+    """Key-value cache on a CPU, MiB."""
+    gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.45
+    """Share of a GPU's memory that the engine may take."""
+    start_timeout_seconds: PositiveFloat = 600.0
+    """Limit for an engine to load its model and to be ready."""
+    request_timeout_seconds: PositiveFloat = 600.0
+    """Limit of one generated turn."""
+    threads: PositiveInt = 1
+    """CPU threads of an engine on a CPU."""
+
+
+class InferenceConfig(VllmEngineConfig):
+    """vLLM engines, each in its own Ray actor."""
+
+    type: Literal["vllm"] = "vllm"
+    replicas: PositiveInt = 1
+    """Engines, among which requests are spread: a group's chains and their turns go to the same one if it has room."""
     placement: Literal["auto", "split", "colocated"] = "auto"
     """`split`: engines and learner have GPUs of their own. `colocated`: they share them, and the engines sleep while
     the learner computes. `auto` shares only where there are too few. On CPUs it means nothing."""
@@ -85,22 +102,10 @@ class InferenceConfig(Config):
     `colocated`). `auto` is `file`."""
     lora_sync: Literal["merged", "adapter"] = "merged"
     """With `learner.lora`: engines get merged weights, or the adapters alone, megabytes that cost them some speed."""
-    max_sequences: PositiveInt = 128
-    """Sequences that the engine decodes at the same time."""
-    kv_cache_mib: PositiveInt = 64
-    """Key-value cache on a CPU, MiB."""
-    gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.45
-    """Share of a GPU's memory that the engine may take."""
-    start_timeout_seconds: PositiveFloat = 600.0
-    """Limit for an engine to load its model and to be ready."""
     update_timeout_seconds: PositiveFloat = 600.0
     """Limit for an engine to load the learner's weights and to prove them, and for each way to and from sleep."""
-    request_timeout_seconds: PositiveFloat = 600.0
-    """Limit of one generated turn."""
     canary_tolerance: PositiveFloat = 1e-3
     """Largest mean difference of log-probs, engine against learner, after a weight update. bfloat16 needs about 0.1."""
-    threads: PositiveInt = 1
-    """CPU threads of an engine on a CPU."""
 
 
 class TransformersConfig(Config):

@@ -5,7 +5,6 @@ Errors name the key, its value, and the nearest valid key; all of them at once.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from agentfly_lib.configs.faults import fault_text, near_key
 from agentfly_lib.configs.run import RunConfig
 from agentfly_lib.errors import ConfigError
 
@@ -156,29 +156,15 @@ def _explain(fault: ErrorDetails, section: Sequence[str] = ()) -> str:
     location = _without_tags(location)
     key = ".".join(location)
     if fault["type"] == "extra_forbidden":
-        valid = _valid_keys(location[:-1])
-        near = difflib.get_close_matches(location[-1], valid, n=1, cutoff=0.5)
         elsewhere = [path for path in config_keys() if path.rsplit(".", 1)[-1] == location[-1]]
         if key in elsewhere:
             hint = "it belongs to another variant; remove it, or choose that variant by its `type`"
         elif elsewhere:
             hint = f"did you mean {' or '.join(elsewhere)}?"
-        elif near:
-            hint = f"did you mean {'.'.join([*location[:-1], near[0]])}?"
         else:
-            hint = f"valid keys here: {', '.join(valid)}"
+            hint = near_key(location[-1], _valid_keys(location[:-1]), where=".".join(location[:-1]))
         return f"unknown key {key} (value {fault['input']!r}): {hint}"
-    if fault["type"] == "missing":
-        return f"{key} is required and not set"
-    message = fault["msg"].removeprefix("Value error, ")
-    if not key:
-        return message
-    return f"{key} = {_short(fault['input'])}: {message}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return fault_text(fault, key)
 
 
 def _models_at(path: Sequence[str]) -> list[type[BaseModel]]:

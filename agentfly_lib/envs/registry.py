@@ -8,18 +8,18 @@ A package adds its own by an entry point:
 
 from __future__ import annotations
 
-import difflib
 import functools
-import importlib
 import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
+from agentfly_lib.configs.faults import explain
 from agentfly_lib.envs.environment import EnvironmentKind, EnvironmentSettings
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.named import find_named
 
 __all__ = [
     "ENTRY_POINTS",
@@ -57,20 +57,8 @@ def environment_names() -> list[str]:
 
 def get_environment(name: str) -> EnvironmentKind:
     """The kind of a name. Raises `ConfigError` with the nearest name, or with what could not be imported."""
-    target = name if ":" in name else _target(name)
-    module_name, _, attribute = target.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        raise ConfigError(
-            f"environment {name!r}: cannot import {target}: {type(error).__name__}: {error}. Modules are looked for in "
-            "the working folder and among the installed packages"
-        ) from error
-    if not isinstance(found, EnvironmentKind):
-        raise ConfigError(f"environment {name!r}: {target} is a {type(found).__name__}, not an EnvironmentKind")
-    return found
+    known = SHIPPED_ENVIRONMENTS | _installed()
+    return find_named(name, known, _is_kind, noun="environment", advice="name a constant that is an EnvironmentKind")
 
 
 def reference_of(kind: EnvironmentKind) -> str:
@@ -97,17 +85,12 @@ def read_settings(kind: EnvironmentKind, values: Mapping[str, Any], *, where: st
     try:
         return kind.settings.model_validate(dict(values))
     except ValidationError as error:
-        faults = (_explain(kind.settings, dict(fault), where) for fault in error.errors())
-        raise ConfigError(f"environment {kind.name!r}: {'; '.join(faults)}") from error
+        faults = explain(error, kind.settings.model_fields, where=where)
+        raise ConfigError(f"environment {kind.name!r}: {faults}") from error
 
 
-def _target(name: str) -> str:
-    known = SHIPPED_ENVIRONMENTS | _installed()
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(known))}."
-    raise ConfigError(f"unknown environment {name!r}: {hint} One of your own is named as package.module:KIND")
+def _is_kind(found: Any) -> TypeGuard[EnvironmentKind]:
+    return isinstance(found, EnvironmentKind)
 
 
 @functools.cache
@@ -115,14 +98,3 @@ def _installed() -> dict[str, str]:
     """What installed packages add. Ours cannot be taken over by a name."""
     found = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
     return {name: target for name, target in found.items() if name not in SHIPPED_ENVIRONMENTS}
-
-
-def _explain(settings: type[EnvironmentSettings], fault: Mapping[str, Any], where: str) -> str:
-    path = [str(part) for part in fault["loc"]]
-    key = ".".join([where, *path])
-    if fault["type"] == "extra_forbidden" and len(path) == 1:
-        near = difflib.get_close_matches(path[0], settings.model_fields, n=1)
-        known = ", ".join(settings.model_fields) or "none"
-        return f"unknown key {key}: {f'did you mean {near[0]}?' if near else f'valid keys: {known}'}"
-    message = fault["msg"].removeprefix("Value error, ")
-    return f"{key}: {message}" if fault["type"] == "missing" else f"{key} = {fault['input']!r}: {message}"

@@ -243,6 +243,7 @@ def _settings(
         device=resolve_device(config.inference.device, gpu_count()),
         model_fingerprint=model.fingerprint,
         policy_version=policy_version,
+        canary_tolerance=config.inference.canary_tolerance,
         sleeps=placement.sleeps,
         transfer=placement.transfer,
         lora_rank=config.learner.lora.rank if adapters and config.learner.lora else 0,

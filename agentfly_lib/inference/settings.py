@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentfly_lib.chat.image_reader import reads, sees
-from agentfly_lib.configs.inference import InferenceConfig
+from agentfly_lib.configs.inference import VllmEngineConfig
 from agentfly_lib.errors import ConfigError
 
 __all__ = ["Device", "EngineSettings", "engine_arguments", "engine_environment", "resolve_device"]
@@ -42,7 +42,7 @@ _SEEING: dict[str, Any] = {
 class EngineSettings:
     """One engine. Two engines of equal `digest` were started alike from the same model; only the version may differ."""
 
-    inference: InferenceConfig
+    inference: VllmEngineConfig
     model_path: Path
     """Directory with `config.json` and the safetensors weights that are served first."""
     context_length: int
@@ -56,6 +56,8 @@ class EngineSettings:
     """`file`, or the name of vLLM's weight transfer engine."""
     lora_rank: int = 0
     """Largest rank of adapters that it must serve; 0 for none."""
+    canary_tolerance: float = 1e-3
+    """See `InferenceConfig`."""
     sleeps: bool = False
     """It must be able to give its GPU memory back and take it again (`VllmEngine.sleep`)."""
 

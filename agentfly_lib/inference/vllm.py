@@ -410,7 +410,7 @@ class VllmEngine:
             started = time.perf_counter()
             if canary is not None and before is not None:
                 after = self._read(engine, canary.token_ids, canary.images, held.extend, read_cache=True)
-                tolerance = self.settings.inference.canary_tolerance
+                tolerance = self.settings.canary_tolerance
                 report = judge_canary(canary, before=before, after=after, tolerance=tolerance, version=version)
         except Exception as error:
             self._unproven = f"the engine's weights may not be used, the update to version {version} failed: {error}"

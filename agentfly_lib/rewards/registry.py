@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from agentfly_lib.configs.agent import RewardConfig
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.named import find_named
 from agentfly_lib.rewards.composite import CompositeReward, Part
 from agentfly_lib.rewards.factory import RewardFactory
 from agentfly_lib.rewards.reward import Reward
-from agentfly_lib.tools.named import find_named
 
 __all__ = ["SHIPPED_REWARDS", "build_reward", "get_reward"]
 
@@ -38,12 +38,18 @@ def get_reward(name: str, settings: Mapping[str, Any] | None = None) -> Reward:
 
     Raises `ConfigError` with the nearest name or setting.
     """
-    found = find_named(name, SHIPPED_REWARDS, Reward, RewardFactory)
+    found = find_named(
+        name, SHIPPED_REWARDS, _is_reward, noun="reward", advice="put @reward, or @reward_factory, on the function"
+    )
     if isinstance(found, RewardFactory):
         return found.make(settings or {})
     if settings:
         raise ConfigError(f"reward {name!r} has no settings, and was given {', '.join(settings)}")
     return found
+
+
+def _is_reward(found: Any) -> TypeGuard[Reward | RewardFactory[...]]:
+    return isinstance(found, Reward | RewardFactory)
 
 
 def build_reward(config: RewardConfig) -> Reward:

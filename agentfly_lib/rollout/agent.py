@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, ToolCall
+from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, StreamParser, ToolCall
 from agentfly_lib.configs.agent import NoCompactionConfig, SlidingWindowConfig, SummaryConfig
 from agentfly_lib.tools import Tool, ToolResult
 from agentfly_lib.types import Message, Problem
@@ -48,6 +48,10 @@ class ChainAgent(Protocol):
 
     def parse(self, text: str) -> ParsedReply:
         """Content and tool calls of one reply. Those that the length limit cut are never asked about."""
+        ...
+
+    def stream_parser(self) -> StreamParser | None:
+        """Keeps the markup of one reply's calls from whoever listens; None where calls are words like any others."""
         ...
 
     def observe(self, calls: Sequence[ToolCall | MalformedCall], results: Sequence[ToolResult]) -> list[Message]:

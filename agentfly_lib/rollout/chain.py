@@ -83,7 +83,7 @@ async def run_chain(
         asyncio.CancelledError: the requests and tools in flight were cancelled too.
     """
     trajectory_id = f"{group_id}/{chain}"
-    events = ChainEvents(on_event, trajectory_id)
+    events = ChainEvents(on_event, trajectory_id, agent.stream_parser)
     run = _Chain(
         agent=agent,
         generate=generate,
@@ -271,12 +271,11 @@ class _Chain:
         return Failure(kind=kind, message=message, where=self.stage)
 
     def metrics(self, seconds: float) -> dict[str, float]:
-        """Counts and seconds of this chain; `wait_seconds` is what was neither generation nor tools."""
+        """Counts and seconds of this chain; `other_seconds` is our own work, neither generation nor tools."""
         counts = self._counts
-        waited = max(0.0, seconds - counts["generate_seconds"] - counts["tool_seconds"])
         return counts | {
             "seconds": seconds,
-            "wait_seconds": waited,
+            "other_seconds": max(0.0, seconds - counts["generate_seconds"] - counts["tool_seconds"]),
             "resource_wait_seconds": self._context.resources.waited,
             "sampled_tokens": float(self._num_sampled),
             "missing_logprobs": float(sum(builder.missing_logprobs for builder in self.segments)),

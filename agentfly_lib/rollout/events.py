@@ -7,7 +7,8 @@
     TrajectoryEnded
 
 Calls that were opened are closed before their turn, turns before their trajectory, on failure and cancellation too. The
-text of a turn's deltas joined is the text of the turn.
+text of a turn's deltas joined is the content of what was said: calls come as events of their own, never as the markup
+that the model wrote, unless an agent writes its calls in words.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agentfly_lib.chat import MalformedCall, ToolCall
+from agentfly_lib.chat import MalformedCall, StreamParser, ToolCall
 from agentfly_lib.tools import ToolResult
 from agentfly_lib.types import Failure, FinishReason, Trajectory
 
@@ -57,7 +58,7 @@ class TurnStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
-    """A piece of what the policy says; one for the whole turn if the engine cannot stream."""
+    """A piece of what the policy says, without the markup of calls; one for the turn if the engine cannot stream."""
 
     type: ClassVar[str] = "text_delta"
     trajectory_id: str
@@ -95,7 +96,7 @@ class TurnEnded:
     trajectory_id: str
     turn: int
     text: str
-    """What was said, whole; or what had come of it when the turn was broken off."""
+    """What was sampled, whole, markup included; or what had come of it when the turn was broken off."""
     finish: FinishReason | None
     """None if the turn was broken off."""
 
@@ -137,12 +138,20 @@ ChainEvent = (
 class ChainEvents:
     """Tells one chain's events, and closes what is open however the chain ends."""
 
-    def __init__(self, tell: Callable[[ChainEvent], None] | None, trajectory_id: str) -> None:
-        """`tell` is called in the event loop and must not raise; None if nobody listens."""
+    def __init__(
+        self,
+        tell: Callable[[ChainEvent], None] | None,
+        trajectory_id: str,
+        stream_parser: Callable[[], StreamParser | None] = lambda: None,
+    ) -> None:
+        """`tell` is called in the event loop and must not raise; None if nobody listens. `stream_parser`: see
+        `ChainAgent`."""
         self.listening = tell is not None
         self._tell = tell or _nobody
         self._id = trajectory_id
         self._turn = -1
+        self._stream_parser = stream_parser
+        self._parser: StreamParser | None = None
         self._text: list[str] = []
         self._finish: FinishReason | None = None
         self._trajectory: Trajectory | None = None
@@ -161,6 +170,7 @@ class ChainEvents:
         """The next turn happens inside this block."""
         self._turn += 1
         self._text, self._finish = [], None
+        self._parser = self._stream_parser() if self.listening else None
         self._tell(TurnStarted(trajectory_id=self._id, turn=self._turn, prompt_tokens=prompt_tokens))
         try:
             yield
@@ -171,14 +181,19 @@ class ChainEvents:
 
     def delta(self, text: str) -> None:
         """More of the turn's text."""
-        if text:
-            self._text.append(text)
-            self._tell(TextDelta(trajectory_id=self._id, turn=self._turn, text=text))
+        self._text.append(text)
+        self._show(text if self._parser is None else self._parser.push(text))
 
     def said(self, reply: str, finish: FinishReason) -> None:
         """The turn's whole text; what was not told as deltas is told now."""
         self.delta(reply[sum(map(len, self._text)) :])
+        if self._parser is not None:
+            self._show(self._parser.finish()[0])
         self._finish = finish
+
+    def _show(self, content: str) -> None:
+        if content:
+            self._tell(TextDelta(trajectory_id=self._id, turn=self._turn, text=content))
 
     @contextmanager
     def calls(self, calls: Sequence[ToolCall | MalformedCall]) -> Iterator[list[ToolResult]]:

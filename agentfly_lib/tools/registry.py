@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeGuard
+
 from agentfly_lib.errors import ConfigError
-from agentfly_lib.tools.named import find_named
+from agentfly_lib.named import find_named
 from agentfly_lib.tools.tool import Tool
 
 __all__ = ["SHIPPED_TOOLS", "get_tool"]
@@ -36,8 +38,12 @@ SHIPPED_TOOLS = {
 
 def get_tool(name: str) -> Tool:
     """A tool that we ship, or `package.module:name`. Raises `ConfigError` if it is not there or cannot be called."""
-    found = find_named(name, SHIPPED_TOOLS, Tool)
+    found = find_named(name, SHIPPED_TOOLS, _is_tool, noun="tool", advice="put @tool on the function")
     if found.needs_instance:
         raise ConfigError(f"tool {name!r} is a method; name it on an instance")
     _ = found.arguments  # a signature that cannot be described fails here, not in a rollout
     return found
+
+
+def _is_tool(found: Any) -> TypeGuard[Tool]:
+    return isinstance(found, Tool)

@@ -6,13 +6,13 @@ corpus = "data/pages.jsonl"
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from agentfly_lib.configs.base import Config
+from agentfly_lib.configs.faults import explain
 from agentfly_lib.errors import ConfigError
 
 __all__ = ["ToolSettings", "read_settings"]
@@ -33,15 +33,4 @@ def read_settings(kind: type[Settings], values: Mapping[str, Any], *, tool: str)
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(kind, dict(fault), tool) for fault in error.errors())) from error
-
-
-def _explain(kind: type[ToolSettings], fault: Mapping[str, Any], tool: str) -> str:
-    path = [str(part) for part in fault["loc"]]
-    key = ".".join(["tool_settings", tool, *path])
-    if fault["type"] == "extra_forbidden" and len(path) == 1:
-        near = difflib.get_close_matches(path[0], kind.model_fields, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"valid keys: {', '.join(kind.model_fields)}"
-        return f"unknown key {key}: {hint}"
-    message = fault["msg"].removeprefix("Value error, ")
-    return f"{key} = {fault['input']!r}: {message}" if path else f"{key}: {message}"
+        raise ConfigError(explain(error, kind.model_fields, where=f"tool_settings.{tool}")) from error

@@ -47,11 +47,13 @@ async def test_openai(fake_server):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"backend": "openai", "base_ulr": "http://h"}, "unknown key 'base_ulr': did you mean 'base_url'?"),
+        ({"backend": "openai", "base_ulr": "http://h"}, "unknown key backend_config.base_ulr: did you mean base_url?"),
         ({"backend": "openai", "base_url": "localhost"}, "base_url = 'localhost' is no address"),
         ({"backend": "openai", "api": "responses"}, "api = 'responses'"),
-        ({"backend": "transformers", "dtypes": "float32"}, "unknown key 'dtypes': did you mean 'dtype'?"),
-        ({"backend": "transformers", "replicas": 2}, "unknown key 'replicas'"),
+        ({"backend": "transformers", "dtypes": "float32"}, "unknown key backend_config.dtypes: did you mean dtype?"),
+        ({"backend": "transformers", "replicas": 2}, "unknown key backend_config.replicas"),
+        ({"backend": "async_vllm", "replicas": 2}, "unknown key backend_config.replicas"),  # it is one engine
+        ({"canary_tolerance": 1.0}, "unknown key backend_config.canary_tolerance"),  # its weights stay as they are
         ({"backend": "transformers", "max_sequences": 0}, "max_sequences = 0"),
         ({"backend": "tgi"}, "unknown backend 'tgi'; there are: async_vllm, vllm, transformers, openai, scripted"),
         ({"backend": "scripted", "base_url": "http://h"}, "'script' and 'context_length' only"),

@@ -164,7 +164,7 @@ class TestOptionsOfACustomAgent:
         ("name", "options", "message"),
         [
             ("Arrow", {"arow": "->"}, r"unknown key agent\.options\.arow: did you mean arrow\?"),
-            ("Arrow", {"zzz": 1}, r"unknown key agent\.options\.zzz: Arrow has: arrow, depth"),
+            ("Arrow", {"zzz": 1}, r"unknown key agent\.options\.zzz: valid keys: arrow, depth"),
             ("Arrow", {"arrow": "~>"}, r"agent\.options\.arrow = '~>': Input should be '->' or '=>'"),
             ("Arrow", {"depth": "deep"}, r"agent\.options\.depth = 'deep': Input should be a valid integer"),
             (
@@ -173,7 +173,7 @@ class TestOptionsOfACustomAgent:
                 r"agent\.options\.max_turns: every agent has this; write it as agent\.max_turns",
             ),
             ("Arrow", {"backend": "x"}, r"unknown key agent\.options\.backend"),
-            ("Longer", {}, r"agent\.options\.name is required by Longer and not set"),
+            ("Longer", {}, r"Longer: agent\.options\.name is required and not set"),
         ],
     )
     def test_faults_are_named(self, tmp_path, name, options, message):

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from agentfly_lib.agents import HFAgent, RunResult
+from agentfly_lib.agents.backend import HostedVllm
+from agentfly_lib.configs import VllmEngineConfig
 from agentfly_lib.errors import ConfigError, DataError, EngineError, InfrastructureError
 from agentfly_lib.inference import GenerationRequest, ScriptedGenerate
 from agentfly_lib.rewards import reward
@@ -64,9 +66,17 @@ class TestTheReadmesExample:
     def test_scripts_need_no_loop(self, model_path):
         assert agent(model_path).run_sync(MESSAGES, max_turns=3).trajectories[0].num_turns == 2
 
-    async def test_it_closes(self, model_path):
+    async def test_it_closes_its_engine(self, model_path, monkeypatch):
+        closed = []
+
+        async def close(engine):
+            closed.append(engine)
+
+        monkeypatch.setattr(ScriptedGenerate, "close", close, raising=False)
         async with agent(model_path) as made:
             await made.run(MESSAGES)
+            assert closed == []
+        assert closed == [made._host.engine]
 
 
 class TestChains:
@@ -177,7 +187,7 @@ class TestGenerationConfig:
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            ({"temperatur": 1}, "unknown key 'temperatur': did you mean 'temperature'"),
+            ({"temperatur": 1}, "unknown key generation_config.temperatur: did you mean temperature"),
             ({"top_p": 2}, "top_p = 2"),
             ({"max_tokens": 0}, "max_tokens = 0"),
             ({"presence_penalty": 3}, "presence_penalty = 3"),
@@ -326,7 +336,7 @@ class TestConstruction:
         ("config", "message"),
         [
             ({"backend": "transformer"}, "unknown backend 'transformer'; there are: async_vllm"),
-            ({"backend": "async_vllm", "dtpye": "float32"}, "unknown key 'dtpye': did you mean 'dtype'"),
+            ({"backend": "async_vllm", "dtpye": "float32"}, "unknown key backend_config.dtpye: did you mean dtype"),
             ({"dtype": "int3"}, "dtype = 'int3'"),
             ({"max_model_len": "long"}, "context_length = 'long'"),
         ],
@@ -335,8 +345,13 @@ class TestConstruction:
         with pytest.raises(ConfigError, match=message):
             HFAgent(model_path, backend_config=config)
 
-    def test_vllms_own_words_are_understood_and_nothing_is_loaded(self, model_path):
-        HFAgent(model_path, backend_config={"backend": "async_vllm", "max_model_len": 512, "max_num_seqs": 8})
+    def test_vllms_own_words_are_understood_and_nothing_is_started(self, model_path):
+        options = {"max_model_len": 512, "max_num_seqs": 8, "gpu_memory_utilization": 0.5, "tensor_parallel_size": 2}
+        host = HFAgent(model_path, backend_config={"backend": "async_vllm"} | options)._host
+        assert isinstance(host.engine, HostedVllm)
+        assert (host.context_length, host.engine._engine, host.engine._loop) == (512, None, None)
+        expected = VllmEngineConfig(max_sequences=8, gpu_memory_fraction=0.5, tensor_parallel=2)
+        assert host.engine._inference == expected
 
 
 def test_importing_the_public_packages_loads_nothing_heavy():

@@ -66,12 +66,12 @@ async def test_a_call_and_an_answer(model_path):
     assert types(events) == [
         "run_started",
         "trajectory_started",
-        "turn_started", "text_delta", "tool_call_started", "tool_call_ended", "turn_ended",
+        "turn_started", "tool_call_started", "tool_call_ended", "turn_ended",  # the call is told, its markup is not
         "turn_started", "text_delta", "turn_ended",
         "trajectory_ended",
         "run_ended",
     ]  # fmt: skip
-    called, answered, first, second = (events[index] for index in (4, 5, 6, 9))
+    called, answered, first, second = (events[index] for index in (3, 4, 5, 8))
     assert (called.call.name, called.call.arguments) == ("double", {"number": 2})
     assert answered.call == called.call
     assert answered.result.observation == "4"
@@ -100,6 +100,15 @@ async def test_an_engine_that_streams_gives_many_deltas_of_the_same_text(model_p
     deltas = [event.text for event in events if event.type == "text_delta"]
     assert len(deltas) > 5
     assert "".join(deltas) == text == events[-3].text
+
+
+async def test_the_markup_of_calls_is_never_shown(model_path):
+    events = await events_of(made(model_path, [f"Let me see. {CALL}", "4"]), "2 * 2?")
+    first, second = (event for event in events if event.type == "turn_ended")
+    shown = [[e.text for e in events if e.type == "text_delta" and e.turn == turn.turn] for turn in (first, second)]
+    assert len(shown[0]) > 3
+    assert ["".join(texts) for texts in shown] == ["Let me see.", "4"]
+    assert first.text == f"Let me see. {CALL}"
 
 
 async def test_events_of_several_chains_are_closed_each(model_path):
@@ -198,7 +207,8 @@ async def test_a_model_that_writes_broken_characters_all_the_time_is_told_withou
     for told, other in zip(events[-1].result.trajectories, plain.trajectories, strict=True):
         deltas = [e.text for e in events if e.type == "text_delta" and e.trajectory_id == told.id]
         assert len(deltas) > 20
-        assert "".join(deltas) == told.final_response == other.final_response
+        assert told.final_response == other.final_response
+        assert "".join(deltas) == told.final_response.strip()
         assert "\ufffd" in told.final_response
         assert told.segments[0].token_ids.tolist() == other.segments[0].token_ids.tolist()
         assert told.segments[0].logprobs.tolist() == pytest.approx(
@@ -223,7 +233,19 @@ async def test_text_of_a_server_comes_in_pieces(model_path, fake_server):
     agent = HFAgent(model_path, [], backend_config={"backend": "openai", "base_url": server.url, "tokens": "text"})
     events = await events_of(agent, "?")
     deltas = [event.text for event in events if event.type == "text_delta"]
-    assert deltas == list(text)
+    assert deltas == [
+        *"Vier",
+        " 👩",
+        "\u200d",
+        "👩",
+        "\u200d",
+        "👧",
+        " i",
+        "s",
+        "t",
+        " 四",
+        ".",
+    ]  # no space comes alone
     assert next(event for event in events if event.type == "turn_ended").text == text
     assert_closed(events)
     await agent.close()

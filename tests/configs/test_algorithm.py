@@ -84,7 +84,7 @@ def test_one_chain_is_enough_where_no_group_is_compared(kind: str) -> None:
 
 def test_a_function_of_ones_own_is_looked_for_before_anything_starts() -> None:
     advantage = {"type": "custom", "function": "nowhere.at_all:mine"}
-    with pytest.raises(ConfigError, match="cannot be imported"):
+    with pytest.raises(ConfigError, match="cannot import"):
         check_run(RunConfig.model_validate(SMALLEST | {"algorithm": {"advantage": advantage}}))
 
 

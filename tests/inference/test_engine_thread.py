@@ -12,7 +12,8 @@ class CountingEngine:
     """Has `work` steps to do; each returns its number."""
 
     def __init__(self):
-        self.work, self.steps, self.fail_at, self.closed = 0, 0, None, threading.Event()
+        self.work, self.steps, self.fail_at = 0, 0, None
+        self.done, self.closed = threading.Event(), threading.Event()
         self.engine_core = self
 
     def has_unfinished_requests(self):
@@ -23,6 +24,8 @@ class CountingEngine:
         if self.steps == self.fail_at:
             raise RuntimeError("out of memory")
         self.work -= 1
+        if not self.work:
+            self.done.set()
         return [self.steps]
 
     def shutdown(self):
@@ -63,10 +66,11 @@ def thread(engine, listener):
 
 def test_it_steps_until_the_work_is_done_then_waits_for_commands(thread, engine, listener):
     thread.run(lambda e: setattr(e, "work", 3)).result(5)
-    assert thread.run(lambda e: (e.steps, e.work)).result(5)[0] >= 0
+    assert engine.done.wait(5)
+    assert thread.run(lambda e: (e.steps, e.work)).result(5) == (3, 0)
     thread.stop(5)
     assert engine.closed.wait(5)
-    assert listener.outputs == list(range(1, engine.steps + 1))
+    assert listener.outputs == [1, 2, 3]
 
 
 def test_commands_run_in_order_on_its_own_thread(thread):

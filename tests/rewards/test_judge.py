@@ -298,10 +298,10 @@ class TestRecipe:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"model": "j"}, "needs the setting 'base_url'"),
+            ({"model": "j"}, "settings.base_url is required and not set"),
             ({"base_url": "h", "model": "j"}, "base_url = 'h' is no address"),
-            ({"base_url": "http://h", "model": "j", "rubrik": "x"}, "no setting 'rubrik': did you mean 'rubric'"),
-            ({"base_url": "http://h", "model": "j", "show": "all"}, "setting show = 'all'"),
+            ({"base_url": "http://h", "model": "j", "rubrik": "x"}, "unknown key settings.rubrik: did you mean rubric"),
+            ({"base_url": "http://h", "model": "j", "show": "all"}, "settings.show = 'all'"),
         ],
     )
     def test_what_is_wrong_is_named(self, settings, message):

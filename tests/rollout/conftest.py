@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentfly_lib.chat import Bridge, HermesParser, ParsedReply, Prompt, StreamDecoder
+from agentfly_lib.chat import Bridge, HermesParser, ParsedReply, Prompt, StreamDecoder, StreamParser
 from agentfly_lib.configs import CompactionConfig, NoCompactionConfig, RolloutConfig
 from agentfly_lib.inference import GenerationRequest, ScriptedGenerate
 from agentfly_lib.rollout import ChainLimits, RolloutSeeds, collect, run_chain, tool_messages
@@ -98,6 +98,9 @@ class CharacterAgent:
 
     def parse(self, text: str) -> ParsedReply:
         return HermesParser().parse(text)
+
+    def stream_parser(self) -> StreamParser:
+        return StreamParser(HermesParser())
 
     def observe(self, calls, results) -> list[Message]:
         return tool_messages(calls, results)

@@ -471,7 +471,7 @@ async def test_metrics_count_what_happened(world):
     assert metrics["prompt_tokens"] == prompt + (prompt + len(asked) + 1 + len("\nT 4|A "))
     assert metrics["sampled_tokens"] == len(asked) + 1 + 2
     assert (metrics["tool_calls"], metrics["tool_errors"], metrics["segments"]) == (1, 0, 1)
-    parts = metrics["generate_seconds"] + metrics["tool_seconds"] + metrics["wait_seconds"]
+    parts = metrics["generate_seconds"] + metrics["tool_seconds"] + metrics["other_seconds"]
     assert metrics["seconds"] == pytest.approx(parts)
 
 

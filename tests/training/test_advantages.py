@@ -241,7 +241,7 @@ def test_an_estimator_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="cannot import broken_advantages: ZeroDivisionError"):
         load_advantage("broken_advantages:mine")
-    with pytest.raises(ConfigError, match="is a list; name a function"):
+    with pytest.raises(ConfigError, match="is a int; name a function"):
         load_advantage("my_advantages:REWARDS_FOR_TESTS")
 
 

@@ -39,8 +39,8 @@ _TIMES = {
     "seconds": "time",
     "generate_seconds": "generating",
     "tool_seconds": "tools",
-    "wait_seconds": "waiting for a slot",
-    "resource_wait_seconds": "waiting for resources",
+    "other_seconds": "our own work",
+    "resource_wait_seconds": "tools waiting for resources",
 }
 
 
