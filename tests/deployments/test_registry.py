@@ -94,6 +94,7 @@ def test_a_saved_checkpoint_is_evaluated_if_one_switches_that_on() -> None:
     """The event that `tasks.update` emits is the one that the automation expects, with what it reads."""
     (trigger,) = BY_NAME["checkpoint"]["triggers"]
     assert trigger["enabled"] is False, "a run evaluates itself, and has the device"
+    assert set(trigger["parameters"]) == {"checkpoint"}, "whoever reaches the server sends events: they name no recipe"
     source = (REPOSITORY / "tasks" / "update.py").read_text()
     assert f'event="{trigger["expect"][0]}"' in source
     assert '"prefect.resource.id": f"agentfly.run.' in source
