@@ -31,15 +31,18 @@ class FetchPageSettings(ToolSettings):
     """Shown at once; the model can ask for what follows."""
     allow: tuple[str, ...] = ()
     """Networks that may be reached although they are not public, such as `10.1.0.0/16`."""
+    deny: tuple[str, ...] = ()
+    """Networks that may not be reached although they are public: your own, where it has addresses of the internet.
+    What this machine reaches without a router is among them anyway."""
     user_agent: Annotated[str, Field(min_length=1)] = "agentfly"
 
-    @field_validator("allow")
+    @field_validator("allow", "deny")
     @classmethod
-    def _are_networks(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
         from agentfly_lib.tools.public_http import parse_networks
 
-        parse_networks(allow)
-        return allow
+        parse_networks(networks)
+        return networks
 
 
 def make_fetch_page(settings: FetchPageSettings) -> Tool:
@@ -79,7 +82,7 @@ async def _fetch(url: str, settings: FetchPageSettings) -> str:
     from agentfly_lib.tools.public_http import AddressRefused, PublicTransport, parse_networks
 
     client = httpx.AsyncClient(
-        transport=PublicTransport(allowed=parse_networks(settings.allow)),
+        transport=PublicTransport(allowed=parse_networks(settings.allow), denied=parse_networks(settings.deny)),
         follow_redirects=True,
         max_redirects=settings.max_redirects,
         timeout=settings.seconds,

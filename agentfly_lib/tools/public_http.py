@@ -1,4 +1,5 @@
-"""HTTP to public addresses only: what a model asks for must not reach this machine or the network behind it.
+"""HTTP to public addresses only: what a model asks for must not reach this machine or the network that it is in, also
+where those have addresses of the open internet.
 
 A host is resolved here, all its addresses are looked at, and the connection goes to an address that was looked at, so
 that a name which answers differently the second time wins nothing. Redirects come through here too. Proxies named in
@@ -13,15 +14,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
+import psutil
 
 from agentfly_lib.tools.bounded import call_in_thread
 
-__all__ = ["AddressRefused", "PublicTransport", "check_not_compressed", "is_public", "parse_networks"]
+__all__ = ["AddressRefused", "PublicTransport", "check_not_compressed", "is_public", "own_networks", "parse_networks"]
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_CLOUDS = (ipaddress.ip_network("168.63.129.16/32"),)
+"""Global addresses at which a cloud's machines find what is for them alone: Azure's."""
 
 
 class AddressRefused(httpx.RequestError):
@@ -40,6 +44,22 @@ def is_public(address: Address) -> bool:
         if address.teredo is not None or address.is_site_local:
             return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+def own_networks() -> tuple[Network, ...]:
+    """What this machine reaches without a router, itself included."""
+    found: set[Network] = set()
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            if entry.family in (socket.AF_INET, socket.AF_INET6):
+                address = ipaddress.ip_address(entry.address.partition("%")[0])
+                bits = ipaddress.ip_address(entry.netmask or str(_all_ones(address)))
+                found.add(ipaddress.ip_network((address, int(bits).bit_count()), strict=False))
+    return tuple(found)
+
+
+def _all_ones(address: Address) -> Address:
+    return type(address)((1 << address.max_prefixlen) - 1)
 
 
 def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
@@ -63,16 +83,18 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 
 class PublicTransport(httpx.AsyncBaseTransport):
-    """Lets requests to public addresses through, and to those in `allowed`."""
+    """Lets requests to public addresses through that are not in `denied`, and to those in `allowed`."""
 
     def __init__(
         self,
         *,
         allowed: Sequence[Network] = (),
+        denied: Sequence[Network] = (),
         resolve: Callable[[str, int], Awaitable[list[str]]] = _resolve,
         inner: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._allowed = tuple(allowed)
+        self._denied = (*_CLOUDS, *denied)
         self._resolve = resolve
         self._inner = inner or httpx.AsyncHTTPTransport(trust_env=False)
 
@@ -105,8 +127,16 @@ class PublicTransport(httpx.AsyncBaseTransport):
             raise httpx.ConnectError(f"there is no host {host}", request=request) from error
         for text in found:
             address = ipaddress.ip_address(text.partition("%")[0])
-            if not is_public(address) and not any(address in network for network in self._allowed):
+            if not self._may_be_asked(address):
                 raise AddressRefused(f"{host} is no public address", request=request)
         if not found:
             raise httpx.ConnectError(f"there is no host {host}", request=request)
         return found[0]
+
+    def _may_be_asked(self, address: Address) -> bool:
+        if any(address in network for network in self._allowed):
+            return True
+        inner = address.ipv4_mapped or address.sixtofour if isinstance(address, ipaddress.IPv6Address) else None
+        addresses = [each for each in (address, inner) if each is not None]
+        networks = (*self._denied, *own_networks())
+        return is_public(address) and not any(each in network for each in addresses for network in networks)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -30,6 +32,25 @@ def test_public(address):
     assert is_public(ipaddress.ip_address(address))
 
 
+async def test_addresses_of_the_internet_that_are_ours_are_refused(monkeypatch):
+    """A university's machine, or one in a cloud, has them; so has every machine with IPv6."""
+    card = [
+        SimpleNamespace(family=socket.AF_INET, address="131.159.1.7", netmask="255.255.255.0"),
+        SimpleNamespace(family=socket.AF_INET6, address="2a00:4700::7%eth0", netmask="ffff:ffff:ffff:ffff::"),
+        SimpleNamespace(family=socket.AF_INET6, address="2a00:4701::9", netmask=None),
+        SimpleNamespace(family=socket.AF_PACKET, address="00:00:00:00:00:00", netmask=None),
+    ]
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"eth0": card})
+    own = ("131.159.1.7", "131.159.1.200", "::ffff:131.159.1.9", "2a00:4700::1", "2a00:4701::9")
+    for address in (*own, "168.63.129.16", "8.8.8.8"):
+        web = Web(inside_org=[address])
+        with pytest.raises(AddressRefused, match="no public address"):
+            await web.client(denied=("8.8.8.0/24",)).get("http://inside.org/")
+        assert (await web.client(address).get("http://inside.org/")).text == "page"
+    for address in ("131.159.2.1", "2a00:4702::1", "2a00:4701::8", "1.1.1.1"):
+        assert (await Web(out_org=[address]).client().get("http://out.org/")).text == "page"
+
+
 class Web:
     """Hosts by name, and pages by the address that is connected to."""
 
@@ -48,9 +69,12 @@ class Web:
         self.seen.append(request)
         return self.pages.get(request.url.path, httpx.Response(200, text="page"))
 
-    def client(self, *allowed: str) -> httpx.AsyncClient:
+    def client(self, *allowed: str, denied: tuple[str, ...] = ()) -> httpx.AsyncClient:
         transport = PublicTransport(
-            allowed=parse_networks(allowed), resolve=self.resolve, inner=httpx.MockTransport(self.handle)
+            allowed=parse_networks(allowed),
+            denied=parse_networks(denied),
+            resolve=self.resolve,
+            inner=httpx.MockTransport(self.handle),
         )
         return httpx.AsyncClient(transport=transport, follow_redirects=True, max_redirects=3)
 
