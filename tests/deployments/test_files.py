@@ -78,7 +78,7 @@ def test_the_job_of_a_flow_run_is_valid_and_has_the_gpus_of_its_recipe(deploymen
     job = fill(template["job_configuration"]["job_manifest"])
     kubernetes_validate.validate(job, VERSION, strict=True)
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == f"agentfly/{image}:0.1.0"
+    assert container["image"].removeprefix("registry.example/") == f"agentfly/{image}:0.1.0"
     assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
     fill(template["job_configuration"])
     assert used == set(properties)  # nothing is offered that changes nothing, and nothing is used that is not offered
@@ -216,6 +216,18 @@ class TestCompose:
 
     def test_no_password_is_written_down(self):
         assert re.findall(r"PASSWORD: [^$]", (ROOT / "compose.yaml").read_text()) == []
+
+
+def test_no_image_of_ours_is_taken_from_where_strangers_publish():
+    """Docker Hub has no `agentfly/...` of ours: without a registry's name, whoever takes the name runs here."""
+    for name, service in TestCompose.compose["services"].items():
+        assert service["image"].startswith("agentfly/") == (service.get("pull_policy") == "never"), name
+    pool = json.loads((ROOT / "pools" / "docker.json").read_text())["variables"]["properties"]
+    assert pool["image_pull_policy"]["default"] == "Never"
+    job = json.loads((KUBERNETES / "job-template.json").read_text())["variables"]["properties"]
+    (kustomization,) = [document for _, document in documents() if document["kind"] == "Kustomization"]
+    for image in (job["image"]["default"], *(each["newName"] for each in kustomization["images"])):
+        assert image.startswith("registry.example/agentfly/")
 
 
 def test_no_page_of_the_web_may_ask_a_prefect_server_that_is_started_here():
