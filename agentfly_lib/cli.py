@@ -16,6 +16,7 @@ import typer
 from agentfly_lib.completion import complete_keys, complete_recipes, complete_runs
 from agentfly_lib.environment import prepare_environment
 from agentfly_lib.errors import AgentFlyError, UserError
+from agentfly_lib.loopback import VIEWER_PORT
 
 if TYPE_CHECKING:
     from agentfly_lib.configs import RunConfig
@@ -419,7 +420,7 @@ def view(  # noqa: PLR0917 - options of a command line have names
     run: Run,
     other: Annotated[Path | None, typer.Option(help="Another run to compare this one with.")] = None,
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, help="Port of the page; 0 takes a free one.")] = 8300,
+    port: Annotated[int, typer.Option(min=0, help="Port of the page; 0 takes a free one.")] = VIEWER_PORT,
     export: Annotated[
         Path | None,
         typer.Option(help="Write a file instead of serving: .html (the run and a sample), .jsonl or .parquet."),
@@ -463,9 +464,13 @@ def ui(
 @app.command()
 def serve(  # noqa: PLR0917 - options of a command line have names
     root: Annotated[Path, typer.Option(help="Folder of all runs and of the servers' stores.")] = Path("runs"),
-    host: Annotated[str, typer.Option(help="Address to bind. There is no authentication: off the loopback interface, whoever reaches it has full access.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to bind. There is no authentication: off the loopback interface, whoever reaches it has full "
+            "access."
+        ),
+    ] = "127.0.0.1",
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
     project: Annotated[Path, typer.Option(help="Folder of prefect.yaml, flows and recipes.")] = Path(),

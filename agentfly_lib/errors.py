@@ -30,6 +30,8 @@ __all__ = [
     "StageTimeout",
     "ToolError",
     "UserError",
+    "described",
+    "first_line",
 ]
 
 
@@ -130,3 +132,17 @@ class InfrastructureError(RolloutError):
     """An engine, a network or a machine failed; the chain may be retried."""
 
     kind = FailureKind.INFRASTRUCTURE
+
+
+def described(error: BaseException) -> str:
+    """Kind and text of an error, also of a foreign one whose text cannot be made."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  its own `__str__` raises
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something, or its kind."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

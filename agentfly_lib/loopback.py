@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import re
 
-__all__ = ["is_loopback", "names_of", "open_to_all", "reachable_host", "without_password"]
+__all__ = ["VIEWER_PORT", "is_loopback", "names_of", "open_to_all", "reachable_host", "without_password"]
 
+VIEWER_PORT = 8300
+"""Of `agentfly view`, unless told otherwise."""
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  asked for by name
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
 

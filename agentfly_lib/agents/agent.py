@@ -46,6 +46,9 @@ from agentfly_lib.types import Message, Problem, Trajectory
 __all__ = ["Agent", "as_reward", "as_tools", "environment_of", "tools_of", "unscored"]
 
 
+_DEFAULT = AgentSettings()
+
+
 @reward(inline=True)
 def unscored() -> None:
     """Stands where no reward was given."""
@@ -93,10 +96,10 @@ class Agent(ABC):
         system_prompt: str | None = None,
         backend_config: Mapping[str, Any] | None = None,
         backend: Generate | str | None = None,
-        max_turns: int = 3,
-        tool_timeout_seconds: float = 30.0,
-        max_tool_chars: int = 4096,
-        max_calls_per_turn: int = 32,
+        max_turns: int = _DEFAULT.max_turns,
+        tool_timeout_seconds: float = _DEFAULT.tool_timeout_seconds,
+        max_tool_chars: int = _DEFAULT.max_tool_chars,
+        max_calls_per_turn: int = _DEFAULT.max_calls_per_turn,
         compaction: CompactionConfig | None = None,
         reward_timeout_seconds: float = 30.0,
         chain_timeout_seconds: float = 600.0,

@@ -16,7 +16,6 @@ __all__ = ["GenerationConfig"]
 
 _ALIASES = {
     "max_new_tokens": "max_tokens",
-    "max_length": "max_tokens",
     "min_new_tokens": "min_tokens",
     "stop_strings": "stop",
 }

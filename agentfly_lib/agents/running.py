@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from agentfly_lib.agents.generation import GenerationConfig
 from agentfly_lib.agents.result import RunResult
@@ -17,6 +16,7 @@ from agentfly_lib.rewards.scoring import score_groups
 from agentfly_lib.rollout import ChainAgent, ChainLimits, RolloutSeeds, run_chain
 from agentfly_lib.rollout.events import ChainEvent
 from agentfly_lib.rollout.prompts import FirstPrompts
+from agentfly_lib.together import together
 from agentfly_lib.types import Problem, Trajectory, TrajectoryGroup
 
 __all__ = ["AgentRun"]
@@ -90,7 +90,7 @@ class AgentRun:
                     on_event=on_event,
                 )
 
-        return await _all_or_first_error(
+        return await together(
             [chain(index, number) for index in range(len(self.problems)) for number in range(self.num_chains)]
         )
 
@@ -105,13 +105,3 @@ class AgentRun:
             return dataclasses.replace(trajectory, reward=score.reward, reward_parts=score.parts)
 
         return [dataclasses.replace(group, trajectories=tuple(map(scored, group.trajectories))) for group in groups]
-
-
-async def _all_or_first_error(work: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
-    """Results in order. The first error cancels the rest and is raised as it is, not inside a group."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(item) for item in work]
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None
-    return [task.result() for task in running]

@@ -35,7 +35,7 @@ from agentfly_lib.chat.probe import probe_templates
 from agentfly_lib.chat.stream import StreamDecoder
 from agentfly_lib.chat.templates import find_template, is_shipped, own_template, own_templates
 from agentfly_lib.chat.vision import ImageLayout, Prompt, expand, find_layout
-from agentfly_lib.errors import ModelError
+from agentfly_lib.errors import ModelError, first_line
 from agentfly_lib.types import Message
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class ChatFormat:
             # Said outright: left open, transformers would ask on the terminal whether to run the directory's own code.
             tokenizer = AutoTokenizer.from_pretrained(named, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"cannot load a tokenizer from {path}: {_first_line(error)}") from error
+            raise ModelError(f"cannot load a tokenizer from {path}: {first_line(error)}") from error
         folder = _folder(named)
         if not tokenizer.chat_template and folder is not None:
             tokenizer.chat_template = _processors_template(folder)
@@ -323,7 +323,7 @@ class ChatFormat:
         except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             roles = ", ".join(str(message.get("role")) for message in escaped.messages[:count])
             raise ModelError(
-                f"the chat template cannot write this conversation ({roles or 'it is empty'}): {_first_line(error)}"
+                f"the chat template cannot write this conversation ({roles or 'it is empty'}): {first_line(error)}"
             ) from error
 
     def _encode(self, text: str, escaped: Escaped) -> list[int]:
@@ -379,8 +379,3 @@ def _generation_config_stops(model_path: str | Path | None) -> list[int]:
     except (OSError, ValueError, AttributeError):
         return []
     return [stop for stop in (value if isinstance(value, list) else [value]) if type(stop) is int and stop >= 0]
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentfly_lib.errors import ModelError
+from agentfly_lib.errors import ModelError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ class ImageReader:
         try:
             processor = AutoImageProcessor.from_pretrained(str(model), local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, ImportError) as error:
-            raise ModelError(f"cannot load an image processor from {model}: {_first_line(error)}") from error
+            raise ModelError(f"cannot load an image processor from {model}: {first_line(error)}") from error
         merge = getattr(processor, "merge_size", None)
         if not isinstance(merge, int):
             raise ModelError(
@@ -167,9 +167,5 @@ def _object(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{file} cannot be read: {_first_line(error)}") from error
+        raise ModelError(f"{file} cannot be read: {first_line(error)}") from error
     return value if isinstance(value, dict) else {}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

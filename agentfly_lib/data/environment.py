@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from importlib.metadata import PackageNotFoundError, version
@@ -23,6 +23,7 @@ from agentfly_lib.data.validate import RowFormat, SourcedProblem, build_problems
 from agentfly_lib.envs.session import FIRST_OBSERVATION
 from agentfly_lib.envs.spec import EnvironmentSpec
 from agentfly_lib.errors import DataError, RolloutError
+from agentfly_lib.together import together
 
 __all__ = ["Progress", "environment_contents", "environment_problems"]
 
@@ -94,18 +95,8 @@ async def _first_observations(
                 if progress is not None:
                     progress(len(seen), len(rows))
 
-    await _together(work() for _ in range(min(instances, len(rows))))
+    await together(work() for _ in range(min(instances, len(rows))))
     return [seen[index] for index in range(len(rows))]
-
-
-async def _together(work: Iterable[Any]) -> None:
-    """All of it. The first error ends the rest and is raised as it is, not inside a group."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for item in work:
-                tasks.create_task(item)
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None
 
 
 def _columns(row: Row) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from agentfly_lib.envs import wire
 from agentfly_lib.envs.environment import Environment
 from agentfly_lib.envs.watch import watched
-from agentfly_lib.errors import UserError
+from agentfly_lib.errors import UserError, described
 
 __all__ = ["Host", "main", "serve_pipes"]
 
@@ -41,7 +41,7 @@ class Host:
             return self._do(message)
         except BaseException as error:  # noqa: BLE001  the boundary of foreign code, which may raise SystemExit too
             traceback.print_exc(file=sys.stderr)
-            return {"failed": _describe(error)}
+            return {"failed": described(error)}
 
     def _do(self, message: Mapping[str, Any]) -> dict[str, Any]:
         match message["op"]:
@@ -118,13 +118,6 @@ def main(arguments: list[str] | None = None) -> None:
     watched(requests)
     with os.fdopen(requests, "rb") as incoming, os.fdopen(answers, "wb") as outgoing:
         serve_pipes(Host(), incoming, outgoing)
-
-
-def _describe(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001  its own `__str__` raises
-        return type(error).__name__
 
 
 if __name__ == "__main__":

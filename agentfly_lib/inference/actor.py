@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from agentfly_lib.configs import InferenceConfig, RunConfig
-from agentfly_lib.errors import CanaryError, EngineError, ModelError
+from agentfly_lib.errors import CanaryError, EngineError, ModelError, first_line
 from agentfly_lib.inference.canary import Canary, judge_reading
 from agentfly_lib.inference.client import RayGenerate, find_engine
 from agentfly_lib.inference.placement import Placement, place, serves_adapters
@@ -26,7 +26,6 @@ from agentfly_lib.refs import EngineRef, ModelRef
 
 __all__ = [
     "RayGenerate",
-    "engine_logprobs",
     "engine_names",
     "engine_status",
     "ensure_engines",
@@ -185,11 +184,6 @@ def engine_status(ref: EngineRef) -> list[EngineStatus]:
     return _on_all(ref.names, lambda name: _ping(name, ref.namespace))
 
 
-def engine_logprobs(ref: EngineRef, token_ids: tuple[int, ...]) -> list[float]:
-    """Log-probs of `token_ids` [T] at temperature 1 under the served weights: [T - 1]. Raises `EngineError`."""
-    return _call(ref.names[0], ref.namespace, "logprobs", token_ids, seconds=_CALL_SECONDS)
-
-
 def prove(ref: EngineRef, canary: Canary, *, tolerance: float, seconds: float = _UPDATE_SECONDS) -> float:
     """Prove that every engine serves the learner's weights now, without an update: for engines that were found.
 
@@ -304,7 +298,7 @@ def _call(name: str, namespace: str, method: str, *args: Any, seconds: float, ke
             raise type(cause)(f"engine {name!r}: {cause}") from None
         raise EngineError(f"engine {name!r} failed in {method!r}: {type(cause).__name__}: {cause}") from error
     except failures.RayError as error:
-        raise EngineError(f"engine {name!r} is gone: {_first_line(error)}") from error
+        raise EngineError(f"engine {name!r} is gone: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _ping(name: str, namespace: str) -> EngineStatus:
@@ -337,7 +331,3 @@ def _remove(name: str, namespace: str) -> None:
         ray.kill(actor)
         time.sleep(0.05)  # Ray tells nobody when a name is free again
     raise EngineError(f"engine {name!r} in namespace {namespace!r} cannot be removed: its name is still taken")
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

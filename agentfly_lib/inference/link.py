@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 from uuid import uuid4
 
-from agentfly_lib.errors import EngineError, InfrastructureError
+from agentfly_lib.errors import EngineError, InfrastructureError, first_line
 from agentfly_lib.inference.server import PackedRequest, Reply
 
 __all__ = ["GONE_SECONDS", "POLL_SECONDS", "SILENT_SECONDS", "EngineLink", "Listener"]
@@ -144,10 +144,11 @@ class EngineLink:
         if isinstance(error, TimeoutError):
             gone = EngineError(f"engine {self.name!r} is gone: no answer within {GONE_SECONDS:g} s")
         elif isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
-            gone = EngineError(f"engine {self.name!r} is gone: {_first_line(error)}")
+            gone = EngineError(f"engine {self.name!r} is gone: {type(error).__name__}: {first_line(error)}")
         else:
             refused = InfrastructureError(
-                f"engine {self.name!r} could not be asked: {_first_line(error)}", where="generate"
+                f"engine {self.name!r} could not be asked: {type(error).__name__}: {first_line(error)}",
+                where="generate",
             )
             refused.__cause__ = error
             for key in keys:  # it may have them all the same, and would sample them to their ends
@@ -162,7 +163,3 @@ class EngineLink:
 
 async def _answer(ref: Any) -> Any:
     return await ref
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +32,9 @@ OnOutputs = Callable[[list["RequestOutput"]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdate:
-    """What an update did, and how long its parts took (wall seconds)."""
+    """What an update did."""
 
     version: int
-    load_seconds: float
-    reset_seconds: float
-    canary_seconds: float
     canary: CanaryReport | None
     """None if no canary was given."""
 
@@ -79,17 +75,15 @@ def _load_adapter(engine: LLMEngine, path: Path) -> LoRARequest:
     return LoRARequest(_ADAPTER, 1, str(path))
 
 
-def reset_caches(engine: LLMEngine) -> float:
-    """Forget keys, values and image features of the old weights; seconds.
+def reset_caches(engine: LLMEngine) -> None:
+    """Forget keys, values and image features of the old weights.
 
     Running requests go back to the queue, from which they are computed anew, so that what they sample from here on
     comes from the new weights alone.
     """
-    started = time.perf_counter()
     if not engine.reset_prefix_cache(reset_running_requests=True):
         raise EngineError("the engine could not reset its prefix cache after a weight update")
     engine.reset_encoder_cache()
-    return time.perf_counter() - started
 
 
 def read_canary(

@@ -39,10 +39,6 @@ class ScoredStep:
     busy: tuple[tuple[float, float], ...]
     """When rewards were computed: (start, end) by `time.perf_counter` of this process, in order."""
 
-    def seconds_after(self, instant: float) -> float:
-        """Wall seconds in which rewards were computed after an instant, such as the end of the collection."""
-        return sum(max(0.0, end - max(start, instant)) for start, end in self.busy)
-
 
 async def score_step(
     directory: StepDirectory,

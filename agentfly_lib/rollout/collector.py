@@ -38,6 +38,7 @@ from agentfly_lib.rollout.slots import ChainSlots
 from agentfly_lib.rollout.stages import is_transient
 from agentfly_lib.rollout.writer import GroupWriter
 from agentfly_lib.store.manifest import RolloutManifest, RolloutStore
+from agentfly_lib.together import first_cause
 from agentfly_lib.types import FailureKind, Problem, Trajectory
 from agentfly_lib.visible import visible
 
@@ -184,7 +185,7 @@ class _Collection:
         except TimeoutError:
             dropped = self._give_up()
         except BaseExceptionGroup as group:
-            raise _first_cause(group) from None
+            raise first_cause(group) from None
         finally:
             # On every way out, cancellation included: what is finished is written.
             await self._writer.drain()
@@ -283,21 +284,3 @@ def _missing_groups(problems: Sequence[tuple[str, Problem]], store: RolloutStore
     if len({group_id for group_id, _ in problems}) != len(problems):
         raise ValueError("group ids must be unique within a collection")
     return [(index, group_id, problem) for index, (group_id, problem) in enumerate(problems) if group_id in missing]
-
-
-def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error that is not a group itself; others of the same instant are logged."""
-    first, *others = _leaves(group)
-    for other in dict.fromkeys(error for error in others if error is not first):
-        logger.warning(
-            "another error ended the collection at the same time: %s: %s", type(other).__name__, visible(str(other))
-        )
-    return first
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    return [
-        leaf
-        for error in group.exceptions
-        for leaf in (_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    ]

@@ -29,6 +29,11 @@ class ToolResult:
     answer: str | None = None
     """What a call that ends the trajectory gave as the answer. Of a tool that returns a plain value, that value."""
 
+    @classmethod
+    def refused(cls, message: str) -> ToolResult:
+        """Of a call that was not done; the model is told why."""
+        return cls(observation=f"Error: {message}", error=message)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentfly_lib.errors import InfrastructureError, RolloutError
+from agentfly_lib.errors import InfrastructureError, RolloutError, described
 from agentfly_lib.tools.bounded import Outcome, TimedOut, call_in_thread, run_bounded
 from agentfly_lib.tools.call import MalformedCall, ToolCall, ToolContext, ToolResult
 from agentfly_lib.tools.observation import cut, to_result, yielded
@@ -61,7 +61,9 @@ async def execute_calls(
         results.append(await answer(prepared[last]))
         finisher = calls[last]
         name = finisher.name if isinstance(finisher, ToolCall) else ""
-        results += [_refused(f"This call was not run, because it came after {name}.") for _ in calls[last + 1 :]]
+        results += [
+            ToolResult.refused(f"This call was not run, because it came after {name}.") for _ in calls[last + 1 :]
+        ]
     return results
 
 
@@ -74,14 +76,14 @@ class _Ready:
 def _prepare(call: ToolCall | MalformedCall, tools: Mapping[str, Tool]) -> _Ready | ToolResult:
     """A call that can be run, or the reason why it cannot."""
     if isinstance(call, MalformedCall):
-        return _refused(call.message)
+        return ToolResult.refused(call.message)
     tool = tools.get(call.name)
     if tool is None:
-        return _refused(f"There is no tool {call.name!r}. {_known(call.name, tools)}")
+        return ToolResult.refused(f"There is no tool {call.name!r}. {_known(call.name, tools)}")
     try:
         return _Ready(tool, tool.arguments.validate(call.arguments))
     except ArgumentError as error:
-        return _refused(f"{call.name} was not called: {error}.")
+        return ToolResult.refused(f"{call.name} was not called: {error}.")
 
 
 async def _run(ready: _Ready, context: ToolContext, *, default_timeout: float, max_chars: int) -> ToolResult:
@@ -98,9 +100,9 @@ async def _run(ready: _Ready, context: ToolContext, *, default_timeout: float, m
     if isinstance(outcome.error, RolloutError):
         raise outcome.error
     if isinstance(outcome.error, TimedOut):
-        return _refused(f"{tool.name} did not answer within {timeout:g} seconds.")
+        return ToolResult.refused(f"{tool.name} did not answer within {timeout:g} seconds.")
     if outcome.error is not None:
-        return _refused(cut(f"{tool.name} failed: {_describe(outcome.error)}", limit))
+        return ToolResult.refused(cut(f"{tool.name} failed: {described(outcome.error)}", limit))
     result: ToolResult = outcome.value
     finished = result.finished or (tool.finishes and result.error is None)
     answer = cut(result.answer, _MAX_ANSWER) if finished and result.answer is not None else None
@@ -139,7 +141,7 @@ async def _open_needs(tool: Tool, context: ToolContext) -> None:
     except Exception as error:
         # Whatever keeps a resource from opening is no doing of the policy, and may go better on another try.
         raise InfrastructureError(
-            f"what {tool.name} needs cannot be opened: {_describe(error)}", where=f"tool:{tool.name}"
+            f"what {tool.name} needs cannot be opened: {described(error)}", where=f"tool:{tool.name}"
         ) from error
 
 
@@ -149,20 +151,8 @@ def _result(outcome: ToolResult | BaseException) -> ToolResult:
     return outcome
 
 
-def _refused(message: str) -> ToolResult:
-    return ToolResult(observation=f"Error: {message}", error=message)
-
-
 def _known(name: str, tools: Mapping[str, Tool]) -> str:
     if not tools:
         return "There are no tools here."
     near = difflib.get_close_matches(name, tools, n=1)
     return f"Did you mean {near[0]}?" if near else f"The tools are: {', '.join(tools)}."
-
-
-def _describe(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001  a foreign exception whose text cannot be made
-        text = ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

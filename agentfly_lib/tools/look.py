@@ -13,5 +13,5 @@ def look(context: ToolContext) -> ToolResult:
     """Look at the picture."""
     picture = context.problem.columns.get("picture")
     if not isinstance(picture, str) or not picture:
-        return ToolResult(observation="Error: there is no picture.", error="the problem has no column `picture`")
+        return ToolResult.refused("there is no picture.")
     return ToolResult(observation="", images=(picture,))

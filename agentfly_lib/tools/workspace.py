@@ -37,7 +37,7 @@ async def undo(context: ToolContext, settings: WorkspaceSettings) -> ToolResult:
     async with one_at_a_time(context, "workspace"):
         history = _changes(context)
         if not history:
-            return _error("there is no change left to take back.")
+            return ToolResult.refused("there is no change left to take back.")
         path, before = history.pop()
         return await _act(context, settings, "restore", {"path": path, "before": before})
 
@@ -51,13 +51,13 @@ async def _act(context: ToolContext, settings: WorkspaceSettings, action: str, a
         max_bytes=_ANSWER_BYTES,
     )
     if done.timed_out:
-        return _error(f"{action} took longer than {settings.seconds:g} s and was stopped.")
+        return ToolResult.refused(f"{action} took longer than {settings.seconds:g} s and was stopped.")
     try:
         answer = json.loads(done.stdout)
     except ValueError as error:
         raise SandboxError(f"the sandbox could not do it: {done.stderr.strip()[-300:] or 'no answer'}") from error
     if "error" in answer:
-        return _error(answer["error"])
+        return ToolResult.refused(answer["error"])
     if "before" in answer:
         history = _changes(context)
         history.append((arguments["path"], answer["before"]))
@@ -68,10 +68,6 @@ async def _act(context: ToolContext, settings: WorkspaceSettings, action: str, a
 def _changes(context: ToolContext) -> list[tuple[str, str | None]]:
     """The trajectory's last changes, newest last: path, and what stood there before (None: nothing)."""
     return context.state.setdefault("workspace_changes", [])
-
-
-def _error(message: str) -> ToolResult:
-    return ToolResult(observation=f"Error: {message}", error=message)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ On a terminal everything is redrawn in place; elsewhere (a log file, a worker) e
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -74,7 +75,7 @@ class LiveDisplay:
             TextColumn("{task.fields[note]}"),
             console=self.console,
         )
-        self._rows: list[tuple[str, Mapping[str, float]]] = []
+        self._rows = deque[tuple[str, Mapping[str, float]]](maxlen=_KEPT_ROWS)
         self._animated = self.console.is_terminal and not quiet
         self._live = Live(console=self.console, get_renderable=self._render, refresh_per_second=4, transient=False)
 
@@ -134,7 +135,7 @@ class LiveDisplay:
     @property
     def rows(self) -> tuple[tuple[str, Mapping[str, float]], ...]:
         """The newest lines of the table: label and metrics."""
-        return tuple(self._rows[-_KEPT_ROWS:])
+        return tuple(self._rows)
 
     def note(self, text: str) -> None:
         """A line above the bars."""

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentfly_lib.loopback import VIEWER_PORT
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.viewer.web.catalog import Catalog, Filters, Row
 from agentfly_lib.visible import visible
 
 __all__ = ["VIEWER", "Trouble", "troubles", "troubles_markdown"]
 
-VIEWER = "http://127.0.0.1:8300"
+VIEWER = f"http://127.0.0.1:{VIEWER_PORT}"
 """Where `agentfly view RUN` serves, unless told otherwise."""
 _MOST_READ = 2000
 _LONGEST = 200

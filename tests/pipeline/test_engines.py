@@ -52,7 +52,7 @@ class Machines:
         assert not self.asleep & set(ref.names), "weights for an engine that sleeps"
         self.versions |= dict.fromkeys(ref.names, version)
         report = CanaryReport(mean_difference=0.0, max_difference=0.0, mean_difference_before=1.0)
-        update = WeightUpdate(version=version, load_seconds=0, reset_seconds=0, canary_seconds=0, canary=report)
+        update = WeightUpdate(version=version, canary=report)
         return ref.model_copy(update={"policy_version": version}), update
 
     def prove(self, ref, canary, *, tolerance, seconds):

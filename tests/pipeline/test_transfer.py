@@ -71,7 +71,7 @@ def update_of(version, mean):
     from agentfly_lib.inference.weight_update import WeightUpdate
 
     report = CanaryReport(mean_difference=mean, max_difference=mean, mean_difference_before=1.0)
-    return WeightUpdate(version=version, load_seconds=0, reset_seconds=0, canary_seconds=0, canary=report)
+    return WeightUpdate(version=version, canary=report)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ _COLUMNS = (
 )  # fmt: skip
 SPLITS = ("train", "sampled", "greedy")
 """Training steps, and evaluations on the held-out problems in both modes, whose step is the policy version."""
-SORTS = {"step": "step", "reward": "reward", "tokens": "tokens"}
+SORTS = ("step", "reward", "tokens")
 Order = Literal["ascending", "descending"]
 _QUESTION_LENGTH = 160
 _READERS = 4
@@ -148,7 +148,7 @@ class Catalog:
     def find(self, filters: Filters, *, offset: int = 0, limit: int = 50) -> Page:
         """A page of what the filters leave. Raises `UserError` for an order or a split that there is not."""
         left = self._filtered(filters)
-        order = [(SORTS[filters.sort], filters.order), ("id", "ascending")]  # nulls come last
+        order = [(filters.sort, filters.order), ("id", "ascending")]  # nulls come last
         rows = self._rows(left.take(pc.sort_indices(left, order).slice(offset, limit)))
         return Page(rows=rows, found=left.num_rows, total=self._total(filters.split), offset=offset)
 
@@ -179,7 +179,7 @@ class Catalog:
     def texts(self, filters: Filters, column: str, *, limit: int) -> list[str | None]:
         """A column of text of what `find` finds: of the rollouts, or `error` of the scores (JSON text, decoded)."""
         left = self._filtered(filters)
-        order = [(SORTS[filters.sort], filters.order), ("id", "ascending")]
+        order = [(filters.sort, filters.order), ("id", "ascending")]
         shown = left.take(pc.sort_indices(left, order).slice(0, limit))
         read: dict[str, pa.Table] = {}
         found: list[str | None] = []

@@ -1,0 +1,43 @@
+"""Several things at the same time, of which the first that fails ends the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from agentfly_lib.errors import described
+from agentfly_lib.visible import visible
+
+__all__ = ["first_cause", "together"]
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+async def together(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Results in order. The first error cancels the rest and is raised as it is, not inside a group."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(item) for item in work]
+    except BaseExceptionGroup as group:
+        raise first_cause(group) from None
+    return [task.result() for task in running]
+
+
+def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error that is not a group itself; others of the same instant are logged."""
+    first, *others = _leaves(group)
+    for other in dict.fromkeys(error for error in others if error is not first):
+        logger.warning("another error came at the same time: %s", visible(described(other)))
+    return first
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    return [
+        leaf
+        for error in group.exceptions
+        for leaf in (_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    ]
