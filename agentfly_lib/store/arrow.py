@@ -17,8 +17,10 @@ import pyarrow as pa
 from agentfly_lib.errors import ShardError
 from agentfly_lib.store.atomic import write_bytes
 
-__all__ = ["TableFile", "TableKind", "file_sha256", "read_table", "table_metadata", "write_table"]
+__all__ = ["READING", "TableFile", "TableKind", "file_sha256", "read_table", "table_metadata", "write_table"]
 
+READING = pa.ipc.IpcReadOptions(use_threads=False)
+"""Arrow's threads take more processor time than they save: a table has many small buffers."""
 _PREFIX = "agentfly."
 _REDO = "restore it from a copy, or remove its directory to redo that stage"
 
@@ -61,7 +63,9 @@ def write_table(
     if not table.schema.equals(kind.schema, check_metadata=False):
         raise TypeError(f"a table of {kind.name} must have the columns {kind.schema.names} of its schema")
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    with pa.ipc.new_file(
+        sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+    ) as writer:
         writer.write_table(table, max_chunksize=batch_rows)
     data = memoryview(sink.getvalue())
     write_bytes(path, data)
@@ -84,7 +88,7 @@ def read_table(path: Path, kind: TableKind, expected: TableFile | None = None) -
         _check_bytes(path, data, expected)
     try:
         # Opening the footer can fail on garbage in many ways; Arrow reports all of them as one of these two.
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        table = pa.ipc.open_file(pa.BufferReader(data), options=READING).read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise ShardError(f"{path} is truncated or not an Arrow file ({error}); {_REDO}") from error

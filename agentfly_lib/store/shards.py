@@ -12,10 +12,10 @@ their SHA-256. Version 1 had neither pictures nor versions of tokens; it is read
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from agentfly_lib.errors import ShardError
-from agentfly_lib.store.arrow import TableFile, TableKind, file_sha256, read_table, table_metadata, write_table
+from agentfly_lib.store.arrow import READING, TableFile, TableKind, file_sha256, read_table, table_metadata, write_table
 from agentfly_lib.store.turns import (
     dump_failure,
     dump_json,
     dump_problem,
     dump_turns,
     load_failure,
+    load_json,
     load_problem,
     load_turns,
 )
@@ -83,10 +84,13 @@ _VERSION_2 = pa.schema(
     ]
 )
 ROLLOUTS = TableKind(name="rollouts", version=2, schema=_VERSION_2, earlier={1: _VERSION_1})
-_BATCH_ROWS = 64
+_BATCH_ROWS = 48
 """Rows of one record batch, the least that a reader of one row decompresses. Smaller batches cost more than they save:
 each column of each is compressed on its own."""
 _INDEX_COLUMNS = ["id", "group_id", "chain", "stop"]
+_ROW_COLUMNS = ("id", "problem_id", "group_id", "chain", "stop", "attempt", "env_reward", "metrics", "failure", "turns")
+_OPTIONAL = frozenset({"env_reward", "failure"})
+_STOPS = {reason.value: reason for reason in StopReason}
 
 
 class PartInfo(BaseModel):
@@ -143,12 +147,12 @@ def write_part(path: Path, groups: Sequence[TrajectoryGroup], *, step: int, atte
 def read_part(path: Path, expected: PartInfo | None = None) -> list[TrajectoryGroup]:
     """Reads groups in the order they were written, chains in their order; `reward` is None throughout.
 
-    Arrays are read-only views of one buffer. Raises `ShardError` naming the file if it is missing, truncated, of
-    another version, or differs from what is expected.
+    Arrays are read-only views of what their record batch holds. Raises `ShardError` naming the file if it is missing,
+    truncated, of another version, or differs from what is expected.
     """
     table = read_table(path, ROLLOUTS, None if expected is None else expected.file)
     with _faults_named(path):
-        groups = _decode(path, table)
+        groups = _decode(path, table.to_batches())
     if expected is not None and tuple(group.id for group in groups) != expected.groups:
         raise ShardError(f"{path} does not hold the groups that its manifest lists")
     return groups
@@ -181,14 +185,15 @@ class PartRows:
         except OSError as error:
             raise ShardError(f"cannot read {path}: {error}") from error
         try:
-            self._reader = pa.ipc.open_file(self._file)
+            self._reader = pa.ipc.open_file(self._file, options=READING)
             header = table_metadata(self._reader.schema.empty_table())
             readable = {str(version) for version in (*ROLLOUTS.earlier, ROLLOUTS.version)}
             if header.get("kind") != ROLLOUTS.name or header.get("version") not in readable:
                 raise pa.ArrowInvalid("no rollouts of a version that this program reads")
             self._rows = int(header["rows"])
             # All batches but the last are of one size, see `write_table`.
-            self._batch_rows = self._reader.get_batch(0).num_rows if self._rows else 1
+            self._last: tuple[int, pa.RecordBatch] | None = None
+            self._batch_rows = self._batch(0).num_rows if self._rows else 1
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             self._file.close()
             raise ShardError(f"{path} is truncated or not a part of rollouts ({error})") from error
@@ -204,6 +209,7 @@ class PartRows:
 
     def close(self) -> None:
         """Let go of the file; what was read stays valid."""
+        self._last = None
         self._file.close()
 
     def trajectory(self, row: int) -> tuple[Problem, Trajectory]:
@@ -211,19 +217,27 @@ class PartRows:
         if not 0 <= row < self._rows:
             raise IndexError(f"{self._path} has {self._rows} rows, there is no row {row}")
         number, place = divmod(row, self._batch_rows)
-        table = pa.Table.from_batches([self._reader.get_batch(number)]).take([place])
         with _faults_named(self._path):
+            batch = self._batch(number).slice(place, 1)
             # A problem may name pictures that another chain of its group has brought.
-            shown = "pictures" in table.column_names and (
-                table["pictures"][0].as_py() or '"pictures":' in table["problem"][0].as_py()
+            shown = "pictures" in batch.schema.names and (
+                batch["pictures"][0].as_py() or '"pictures":' in batch["problem"][0].as_py()
             )
-            group = _decode(self._path, table, _Pictures(self._pictures_before(row) if shown else None))[0]
+            group = _decode(self._path, [batch], _Pictures(self._pictures_before(row) if shown else None))[0]
         return group.problem, group.trajectories[0]
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        """The last one is kept, because who looks at a row often looks at its neighbours."""
+        if self._last is None or self._last[0] != number:
+            batch = self._reader.get_batch(number)
+            batch.validate(full=True)
+            self._last = number, batch
+        return self._last[1]
 
     def _pictures_before(self, row: int) -> dict[str, bytes]:
         pictures = _Pictures()
         for number in range(row // self._batch_rows + 1):
-            batch = self._reader.get_batch(number).select(["pictures", "picture_bytes"])
+            batch = self._batch(number).select(["pictures", "picture_bytes"])
             for each in batch.slice(0, row - number * self._batch_rows).to_pylist():
                 pictures.of(each["pictures"], each["picture_bytes"])
         return pictures.known
@@ -236,7 +250,7 @@ def inspect_part(path: Path, *, step: int) -> PartInfo:
     if found != str(step):
         raise ShardError(f"{path} was written for step {found}, not for step {step}; move it away")
     with _faults_named(path):
-        groups = tuple(dict.fromkeys(group.id for group in _decode(path, table)))
+        groups = tuple(dict.fromkeys(group.id for group in _decode(path, table.to_batches())))
         return PartInfo(
             name=path.name, groups=groups, rows=table.num_rows, sha256=file_sha256(path), bytes=path.stat().st_size
         )
@@ -244,10 +258,13 @@ def inspect_part(path: Path, *, step: int) -> PartInfo:
 
 @contextmanager
 def _faults_named(path: Path) -> Iterator[None]:
-    """Arrow has checked the columns' types; what stands in them may still be anything if no checksum is known."""
+    """Arrow has checked the columns' types; what stands in them may still be anything if no checksum is known.
+
+    Its own complaints about what it decompresses are of `ValueError` and `OSError`.
+    """
     try:
         yield
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ShardError(
             f"{path} holds rows that no collection has written ({type(error).__name__}: {reason}); move it away"
@@ -270,9 +287,9 @@ def _check_groups(groups: Sequence[TrajectoryGroup]) -> None:
 def _encode(groups: Sequence[TrajectoryGroup], *, step: int) -> pa.Table:
     rows = [trajectory for group in groups for trajectory in group.trajectories]
     segments = [segment for row in rows for segment in row.segments]
-    segment_counts = _offsets(len(row.segments) for row in rows)
-    tokens = _offsets(sum(len(segment) for segment in row.segments) for row in rows)
-    lengths = np.fromiter((len(segment) for segment in segments), dtype=np.int32, count=len(segments))
+    segment_counts = _offsets([len(row.segments) for row in rows])
+    lengths = np.array([len(segment.token_ids) for segment in segments], np.int32)
+    tokens = _offsets(_sums(lengths, segment_counts.to_numpy()))
     columns: dict[str, pa.Array] = {
         "id": pa.array([row.id for row in rows], pa.string()),
         "problem_id": pa.array([row.problem_id for row in rows], pa.string()),
@@ -290,9 +307,7 @@ def _encode(groups: Sequence[TrajectoryGroup], *, step: int) -> pa.Table:
         "token_ids": _list_column(tokens, [segment.token_ids for segment in segments], np.int32),
         "loss_mask": _list_column(tokens, [segment.loss_mask for segment in segments], np.bool_),
         "logprobs": _list_column(tokens, [segment.logprobs for segment in segments], np.float32),
-        "turns": pa.array(
-            [dump_turns([segment.turns for segment in row.segments], row.id) for row in rows], pa.string()
-        ),
+        "turns": _text_column(dump_turns([segment.turns for segment in row.segments], row.id) for row in rows),
         "problem": _problem_column(groups),
         "versions": _list_column(tokens, [segment.versions for segment in segments], np.int32),
         "images": pa.array([_span_rows(row.segments) for row in rows], pa.list_(_SPAN)),
@@ -302,18 +317,39 @@ def _encode(groups: Sequence[TrajectoryGroup], *, step: int) -> pa.Table:
     return pa.Table.from_arrays([columns[name] for name in ROLLOUTS.schema.names], schema=ROLLOUTS.schema)
 
 
-def _offsets(counts: Iterable[int]) -> pa.Array:
-    ends = np.cumsum(np.fromiter(counts, dtype=np.int64), dtype=np.int64)
-    if len(ends) and ends[-1] > np.iinfo(np.int32).max:
+def _sums(lengths: npt.NDArray[Any], starts: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Sum of `lengths[starts[row] : starts[row + 1]]` for each row."""
+    return np.diff(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[starts])
+
+
+def _offsets(counts: npt.ArrayLike) -> pa.Array:
+    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    if ends[-1] > np.iinfo(np.int32).max:
         raise ValueError(
             f"a part can hold {np.iinfo(np.int32).max} tokens, these groups have {ends[-1]}; write smaller parts"
         )
-    return pa.array(np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32))
+    return pa.array(ends.astype(np.int32))
 
 
 def _list_column(offsets: pa.Array, values: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> pa.ListArray:
-    flat = np.concatenate([np.empty(0, dtype), *values], dtype=dtype, casting="same_kind")
-    return pa.ListArray.from_arrays(offsets, pa.array(flat, from_pandas=False))
+    total = sum(map(len, values))
+    # Arrow's memory is used again from part to part; numpy's comes fresh from the system, page by page.
+    memory = pa.allocate_buffer(total * np.dtype(dtype).itemsize)
+    flat = np.frombuffer(memory, dtype)
+    np.concatenate([np.empty(0, dtype), *values], out=flat, casting="same_kind")
+    kind = pa.from_numpy_dtype(dtype)
+    if flat.dtype == np.bool_:  # what `pa.array` does six times slower
+        memory = pa.py_buffer(np.packbits(flat, bitorder="little"))
+    return pa.ListArray.from_arrays(offsets, pa.Array.from_buffers(kind, total, [None, memory]))
+
+
+def _text_column(texts: Iterable[bytes]) -> pa.StringArray:
+    """Of large texts, each of which is let go before the next is made; in UTF-8."""
+    sink, ends = pa.BufferOutputStream(), [0]
+    for text in texts:
+        sink.write(text)
+        ends.append(sink.tell())
+    return pa.StringArray.from_buffers(len(ends) - 1, pa.array(ends, pa.int32()).buffers()[1], sink.getvalue())
 
 
 def _problem_column(groups: Sequence[TrajectoryGroup]) -> pa.DictionaryArray:
@@ -339,14 +375,17 @@ def _span_rows(segments: Sequence[Segment]) -> list[dict[str, Any]]:
     ]
 
 
-def _spans(segments: int, rows: Iterable[Mapping[str, Any]]) -> list[tuple[ImageSpan, ...]]:
+def _spans(segments: int, images: Sequence[Mapping[str, Any]]) -> list[tuple[ImageSpan, ...]]:
     """Inverse of `_span_rows`: the images of each segment."""
+    if not images:
+        return [()] * segments
     spans: list[list[ImageSpan]] = [[] for _ in range(segments)]
-    for row in rows:
-        if not 0 <= row["segment"] < segments:
-            raise ValueError(f"an image of segment {row['segment']}, where there are {segments}")
-        grid = (row["frames"], row["rows"], row["columns"])
-        spans[row["segment"]].append(ImageSpan(digest=row["digest"], start=row["start"], end=row["end"], grid=grid))
+    for image in images:
+        if not 0 <= image["segment"] < segments:
+            raise ValueError(f"an image of segment {image['segment']}, where there are {segments}")
+        grid = (image["frames"], image["rows"], image["columns"])
+        span = ImageSpan(digest=image["digest"], start=image["start"], end=image["end"], grid=grid)
+        spans[image["segment"]].append(span)
     return [tuple(each) for each in spans]
 
 
@@ -377,6 +416,8 @@ class _Pictures:
         self.known: dict[str, bytes] = dict(known or {})
 
     def of(self, digests: Sequence[str], new: Sequence[bytes]) -> dict[str, bytes]:
+        if not digests and not new:
+            return {}
         unknown = [digest for digest in digests if digest not in self.known]
         for digest, data in zip(unknown, new, strict=True):
             _check_picture(digest, data)
@@ -385,28 +426,29 @@ class _Pictures:
 
 
 class _Tokens:
-    """The numeric list columns of a table, cut into segments on demand."""
+    """The numeric list columns of a record batch, cut into segments on demand."""
 
-    def __init__(self, path: Path, table: pa.Table) -> None:
-        self._token_ids, self._starts = _flat(table, "token_ids")
-        self._loss_mask, mask_starts = _flat(table, "loss_mask")
-        self._logprobs, logprob_starts = _flat(table, "logprobs")
-        self._versions, version_starts = None, self._starts
-        if "versions" in table.column_names:
-            self._versions, version_starts = _flat(table, "versions")
-        self._lengths, self._segment_starts = _flat(table, "segment_lengths")
-        if not all(np.array_equal(self._starts, each) for each in (mask_starts, logprob_starts, version_starts)):
+    def __init__(self, path: Path, batch: pa.RecordBatch) -> None:
+        self._token_ids, starts = _flat(batch, "token_ids")
+        self._loss_mask, mask_starts = _flat(batch, "loss_mask")
+        self._logprobs, logprob_starts = _flat(batch, "logprobs")
+        self._versions, version_starts = None, starts
+        if "versions" in batch.schema.names:
+            self._versions, version_starts = _flat(batch, "versions")
+        lengths, segment_starts = _flat(batch, "segment_lengths")
+        if not all(np.array_equal(starts, each) for each in (mask_starts, logprob_starts, version_starts)):
             raise ShardError(f"{path}: tokens, loss mask, log-probs and versions have different lengths")
-        cumulative = np.concatenate([[0], np.cumsum(self._lengths, dtype=np.int64)])
-        if not np.array_equal(cumulative[self._segment_starts], self._starts):
+        bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        if not np.array_equal(bounds[segment_starts], starts):
             raise ShardError(f"{path}: the segment lengths do not add up to the tokens")
-        self._bounds = cumulative
+        self._bounds: list[int] = bounds.tolist()
+        self._segment_starts: list[int] = segment_starts.tolist()
 
     def segments(
-        self, row: int, turns: Sequence[tuple[Turn, ...]], images: Iterable[Mapping[str, Any]]
+        self, row: int, turns: Sequence[tuple[Turn, ...]], images: Sequence[Mapping[str, Any]]
     ) -> tuple[Segment, ...]:
         first, last = self._segment_starts[row], self._segment_starts[row + 1]
-        bounds = zip(self._bounds[first:last], self._bounds[first + 1 : last + 1], strict=True)
+        bounds = self._bounds[first : last + 1]
         return tuple(
             Segment(
                 token_ids=self._token_ids[start:end],
@@ -416,51 +458,92 @@ class _Tokens:
                 images=spans,
                 **({} if self._versions is None else {"versions": self._versions[start:end]}),
             )
-            for (start, end), of_segment, spans in zip(bounds, turns, _spans(last - first, images), strict=True)
+            for start, end, of_segment, spans in zip(
+                bounds[:-1], bounds[1:], turns, _spans(last - first, images), strict=True
+            )
         )
 
 
-def _flat(table: pa.Table, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+def _flat(batch: pa.RecordBatch, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
     """Values `[sum of lengths]` and offsets `[rows + 1]` of a list column."""
-    column = table.column(name).combine_chunks()
-    if column.null_count or column.values.null_count:
+    column = batch[name]
+    offsets = column.offsets.to_numpy()
+    flat = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+    if column.null_count or flat.null_count:
         raise ValueError(f"{name} has nulls")
-    values = column.values.to_numpy(zero_copy_only=False)
+    values = _unpacked(flat) if pa.types.is_boolean(flat.type) else flat.to_numpy()
     values.flags.writeable = False
-    return values, column.offsets.to_numpy()
+    return values, offsets - offsets[0]
 
 
-def _decode(path: Path, table: pa.Table, pictures: _Pictures | None = None) -> list[TrajectoryGroup]:
-    for name in (*_INDEX_COLUMNS, "problem_id", "attempt", "problem"):
-        if table.column(name).null_count:
-            raise ValueError(f"{name} has nulls")
-    tokens = _Tokens(path, table)
-    column = table.column("problem").combine_chunks()
-    texts, text_of_row = column.dictionary.to_pylist(), column.indices.to_pylist()
-    problems: dict[int, Problem] = {}  # a text stands once per group in the dictionary, and is parsed once
-    apart = {"token_ids", "loss_mask", "logprobs", "versions", "segment_lengths", "problem"}
-    rows = table.select([name for name in table.column_names if name not in apart]).to_pylist()
+def _unpacked(bits: pa.BooleanArray) -> npt.NDArray[np.bool_]:
+    """What Arrow does five times slower."""
+    packed = np.frombuffer(bits.buffers()[1] or b"", np.uint8)
+    first, skipped = divmod(bits.offset, 8)
+    return np.unpackbits(packed[first:], count=skipped + len(bits), bitorder="little")[skipped:].view(np.bool_)
+
+
+def _decode(path: Path, batches: Iterable[pa.RecordBatch], pictures: _Pictures | None = None) -> list[TrajectoryGroup]:
     pictures = pictures or _Pictures()
+    problems: dict[str, Problem] = {}  # a text stands once per group in the dictionary, and is parsed once
     groups: dict[str, tuple[Problem, list[Trajectory]]] = {}
-    for number, row in enumerate(rows):
-        trajectory = Trajectory(
-            id=row["id"],
-            problem_id=row["problem_id"],
-            group_id=row["group_id"],
-            chain=row["chain"],
-            segments=tokens.segments(number, load_turns(row["turns"]), row.get("images", ())),
-            stop=StopReason(row["stop"]),
-            attempt=row["attempt"],
-            env_reward=row["env_reward"],
-            metrics=json.loads(row["metrics"]),
-            failure=load_failure(row["failure"]),
-            pictures=pictures.of(row.get("pictures", ()), row.get("picture_bytes", ())),
-        )
-        text = text_of_row[number]
-        if text not in problems:
-            problems[text] = load_problem(texts[text], pictures.known)
-        groups.setdefault(trajectory.group_id, (problems[text], []))[1].append(trajectory)
+    for batch in batches:
+        tokens = _Tokens(path, batch)
+        plain = (_values(batch, name) for name in _ROW_COLUMNS)
+        listed = (_lists(batch, name) for name in ("images", "pictures", "picture_bytes"))
+        for number, (text, *row) in enumerate(zip(_texts(batch, "problem"), *plain, *listed, strict=True)):
+            name, problem_id, group_id, chain, stop, attempt, env_reward, metrics, failure, turns, *seen = row
+            images, digests, new = seen
+            trajectory = Trajectory(
+                id=name,
+                problem_id=problem_id,
+                group_id=group_id,
+                chain=chain,
+                segments=tokens.segments(number, load_turns(turns), images),
+                stop=_STOPS[stop],
+                attempt=attempt,
+                env_reward=env_reward,
+                metrics=load_json(metrics),
+                failure=load_failure(failure),
+                pictures=pictures.of(digests, new),
+            )
+            if text not in problems:
+                problems[text] = load_problem(text, pictures.known)
+            groups.setdefault(group_id, (problems[text], []))[1].append(trajectory)
     return [
         TrajectoryGroup(id=group_id, problem=problem, trajectories=tuple(trajectories))
         for group_id, (problem, trajectories) in groups.items()
     ]
+
+
+def _texts(batch: pa.RecordBatch, name: str) -> Iterator[str]:
+    """The texts of a dictionary column, of which only those that stand in it are made."""
+    column = batch[name]
+    if column.null_count:
+        raise ValueError(f"{name} has nulls")
+    texts: dict[int, str] = {}
+    for index in column.indices.to_numpy().tolist():
+        if index not in texts:
+            texts[index] = column.dictionary[index].as_py()
+        yield texts[index]
+
+
+def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
+    """A column without lists as Python's values."""
+    column = batch[name]
+    if column.null_count:
+        if name not in _OPTIONAL:
+            raise ValueError(f"{name} has nulls")
+        return column.to_pylist()
+    return column.to_numpy(zero_copy_only=False).tolist()
+
+
+def _lists(batch: pa.RecordBatch, name: str) -> Iterable[Sequence[Any]]:
+    """A column of lists as Python's values. Most parts have no pictures, which then cost nothing."""
+    if name not in batch.schema.names:
+        return repeat((), batch.num_rows)
+    column = batch[name]
+    if column.null_count:
+        raise ValueError(f"{name} has nulls")
+    offsets = column.offsets.to_numpy()
+    return column.to_pylist() if offsets[0] < offsets[-1] else repeat((), batch.num_rows)

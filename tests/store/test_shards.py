@@ -247,6 +247,21 @@ class TestSingleRows:
                 with pytest.raises(IndexError, match=f"there is no row {row}"):
                     part.trajectory(row)
 
+    def test_of_a_damaged_part_are_refused_by_its_name_or_are_what_it_says(self, tmp_path, make_group):
+        path = tmp_path / "p.arrow"
+        write_part(path, [make_group(f"0-{number}") for number in range(30)], step=0)
+        data, faults = path.read_bytes(), []
+        for position in range(8, len(data), 211):
+            path.write_bytes(data[:position] + bytes(20) + data[position + 20 :])
+            try:
+                with PartRows(path) as part:
+                    for row in (0, 47, 48, 59):
+                        part.trajectory(row)
+            except ShardError as error:
+                faults.append(str(error))
+        assert len(faults) > 5
+        assert all(str(path) in fault for fault in faults)
+
     @pytest.mark.parametrize("data", [b"", b"not an Arrow file", b"ARROW1\0\0" + bytes(100)])
     def test_of_what_is_no_part_are_refused(self, tmp_path, data):
         (tmp_path / "p.arrow").write_bytes(data)
@@ -288,6 +303,35 @@ class TestVersionOne:
         write_part(tmp_path / "p.arrow", read, step=3)
         assert pa.ipc.open_file(tmp_path / "p.arrow").schema.equals(ROLLOUTS.schema)
         assert read_part(tmp_path / "p.arrow") == read
+
+
+class TestVersionTwo:
+    """A file of the first release of this schema, whose texts are all Python's."""
+
+    PART = Path(__file__).parent / "golden" / "rollouts-v2.arrow"
+
+    def test_is_read_as_what_it_holds(self):
+        (group,) = read_part(self.PART)
+        finished, failed = group.trajectories
+        (segment,) = finished.segments
+        assert group.problem.columns == {"big": 2**70, "deep": {"x": [1, None]}}
+        assert segment.token_ids.tolist() == [1, 2, 3, 10, 11, 4, 12]
+        assert segment.versions.tolist() == [-1, -1, -1, 7, 8, -1, 8]
+        logprobs = np.array([np.nan] * 3 + [-0.5, -0.25, np.nan, -0.0], np.float32)
+        assert segment.logprobs.tobytes() == logprobs.tobytes()
+        said, answered, ended = segment.turns
+        assert said.message["content"] == "\ud83d half \N{SNOWMAN}"
+        assert said.message["big"] == 2**70
+        assert said.message["nan"] == [None, float("inf")]
+        assert (said.finish, said.policy_version, said.seconds) == (FinishReason.STOP, 7, 0.25)
+        assert (answered.reward, ended.finish, ended.answer) == (0.5, FinishReason.LENGTH, "4")
+        (digest,) = finished.pictures
+        assert finished.pictures[digest] == b"a picture"
+        assert segment.images == (ImageSpan(digest=digest, start=1, end=3, grid=(1, 2, 4)),)
+        assert (finished.env_reward, finished.metrics) == (0.75, {"tool_calls": 1.0})
+        assert failed.failure == Failure(kind=FailureKind.TOOL, message="gone", where="tool:x", attempts=3)
+        with PartRows(self.PART) as part:
+            assert [part.trajectory(row)[1] for row in range(2)] == [finished, failed]
 
 
 def test_the_schema_does_not_depend_on_what_messages_and_columns_hold(tmp_path, make_group):

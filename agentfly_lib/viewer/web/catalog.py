@@ -317,14 +317,15 @@ class Catalog:
 
     def _used(self, table: pa.Table, tool: str) -> pa.Array:
         """Which rows have a message of this tool."""
-        needle = f'"name":{json.dumps(tool)}'
+        # `json` escapes what is not ASCII, `orjson` does not: a part may hold texts of both.
+        needles = [f'"name":{json.dumps(tool, ensure_ascii=escaped)}' for escaped in (True, False)]
         used = np.zeros(table.num_rows, bool)
         part_of_row, rows = table["part"].to_numpy(), table["row"].to_numpy()
         for name in np.unique(part_of_row):
             here = part_of_row == name
             if (name, tool) not in self._tools:
                 turns = _columns(Path(name), ROLLOUTS, ("turns",))["turns"].combine_chunks()
-                self._tools[name, tool] = pc.match_substring(turns, needle)
+                self._tools[name, tool] = pc.or_(*(pc.match_substring(turns, needle) for needle in needles))
             used[here] = self._tools[name, tool].to_numpy(zero_copy_only=False)[rows[here]]
         return pa.array(used)
 
