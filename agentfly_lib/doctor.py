@@ -39,7 +39,7 @@ from agentfly_lib.models.resolve import resolve_model
 from agentfly_lib.planning import Machine, Plan, plan_run
 from agentfly_lib.preflight import check_context, check_run
 from agentfly_lib.refs import DatasetRef, ModelRef
-from agentfly_lib.resources import ProcessSpec, open_process
+from agentfly_lib.resources import ProcessSpec, control_group, open_process
 from agentfly_lib.rollout.prompts import FirstPrompts
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.viewer.template_check import Level, check_template
@@ -203,8 +203,13 @@ def _sandbox() -> Iterator[Check]:
     except (AgentFlyError, TimeoutError, OSError) as error:
         yield Check(level="warn", what="sandbox", text=f"{error}; only tools that run code need it")
         return
-    level = "pass" if said == "42" else "fail"
-    yield Check(level=level, what="sandbox", text="runs code" if said == "42" else f"6 * 7 gave {said!r}")
+    if said != "42":
+        yield Check(level="fail", what="sandbox", text=f"6 * 7 gave {said!r}")
+    elif control_group.can_be_made():
+        yield Check(level="pass", what="sandbox", text="runs code")
+    else:
+        text = "runs code; its memory is limited for each of its processes alone: no control groups are delegated here"
+        yield Check(level="warn", what="sandbox", text=text)
 
 
 def _plan(plan: Plan) -> Iterator[Check]:

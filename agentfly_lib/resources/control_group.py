@@ -20,7 +20,7 @@ from pathlib import Path
 
 from agentfly_lib.resources.owner import Owner, this_owner
 
-__all__ = ["ControlGroup", "left_groups"]
+__all__ = ["ControlGroup", "can_be_made", "left_groups"]
 
 _CPU_PERIOD = 100_000
 _PREFIX = "agentfly-"
@@ -73,6 +73,11 @@ class ControlGroup:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.01)
+
+
+def can_be_made() -> bool:
+    """This process may make groups; without, sandboxes have their limits of memory and processor for each process."""
+    return _places() is not None
 
 
 def left_groups() -> list[tuple[ControlGroup, Owner]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agentfly_lib import doctor
 from agentfly_lib.resources import ProcessSpec, control_group, open_process
 from agentfly_lib.resources import process as process_module
 from agentfly_lib.resources.control_group import ControlGroup, left_groups
@@ -147,3 +148,11 @@ async def test_one_that_is_made_after_its_caller_was_cancelled_is_removed(monkey
     go_on.set()
     assert await asyncio.to_thread(removed.wait, 10)
     assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+@pytest.mark.usefixtures("sandboxes")
+def test_the_doctor_says_where_limits_are_of_each_process_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(control_group, "_places", lambda: None)
+    (check,) = doctor._sandbox()
+    assert check.level == "warn"
+    assert "for each of its processes alone" in check.text
