@@ -48,6 +48,7 @@ def main() -> bool:
 
     results = {}
     for name, work in {"full": full, "chunked": chunked}.items():
+        plain.weight.grad = hidden.grad = None  # else the other's gradient would be freed inside of what is measured
         loss, memory = _peak(lambda work=work: _backward(work, plain, hidden))
         results[name] = (loss, memory, plain.weight.grad.norm().item())  # type: ignore[union-attr]
     timed = interleaved(
