@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup envs demo test test-fast test-python check format docs docs-serve walkthrough dist peers bench serve clean
+.PHONY: help setup envs demo test test-fast test-python check format docs docs-serve walkthrough dist peers oracles bench serve clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -110,6 +110,13 @@ peers: $(STAMP) ## add the peers that benchmarks compare with: TRL, verifiers, v
 	  test -x .venv-$$peer/bin/python || $(PYTHON) -m venv .venv-$$peer; \
 	  VIRTUAL_ENV=.venv-$$peer $(BIN)/uv pip install --quiet --no-deps $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -r requirements/peers/$$peer.txt; \
 	done
+
+# It sees the project's packages too: what is compared runs in one process.
+oracles: $(STAMP) ## hold algorithms against verl's and TRL's own code, and run what needs bitsandbytes
+	test -x .venv-oracles/bin/python || $(PYTHON) -m venv .venv-oracles
+	realpath $(VENV)/lib/python3*/site-packages >"$$(echo .venv-oracles/lib/python3*/site-packages)/ours.pth"
+	VIRTUAL_ENV=.venv-oracles $(BIN)/uv pip install --quiet --no-deps $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -r requirements/peers/oracles.txt
+	.venv-oracles/bin/python -m pytest tests/training/test_oracles.py tests/training/test_lora.py -k "TestVerl or TestTrl or four_bits" $(ARGS)
 
 bench: $(STAMP) ## measure: every benchmark, as ratios within one run
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -1,6 +1,6 @@
 """The same tensors through public implementations: verl's core algorithms and TRL's GRPO loss.
 
-Opt-in, because neither is a dependency: `docs/algorithms.md` says how to make an environment that has them beside ours.
+Opt-in, because neither is a dependency: `make oracles` makes an environment that has them beside ours, and runs this.
 Where a public implementation defines something else on purpose, the difference is asserted with its size.
 """
 
@@ -25,7 +25,7 @@ from agentfly_lib.training.aggregation import AGGREGATIONS  # noqa: E402
 from agentfly_lib.training.episodes import Episode  # noqa: E402
 from agentfly_lib.training.losses import KL_ESTIMATORS, SUMS, PolicyLoss, Trajectories, policy_loss  # noqa: E402
 
-ABSENT = "{} is not installed; docs/algorithms.md says how to compare with it in an environment of its own"
+ABSENT = "{} is not installed; `make oracles` compares with it in an environment of its own"
 GROUPS, CHAINS, TOKENS = 3, 4, 9
 ROWS = GROUPS * CHAINS
 
@@ -313,6 +313,63 @@ class TestVerl:
         share = float(kept.sum() / batch.mask.sum())
         torch.testing.assert_close(loss.loss.detach(), expected.detach() * share)
 
+    def test_the_sequence_mask_is_its_weight_where_it_keeps_and_zero_where_it_rejects(self, verl: Any) -> None:
+        """Again over all tokens: for the same denominators verl's verdict is put into its weights. Its bounds are those
+        of the inverse ratio, exp(mu - o)."""
+        from verl.trainer.ppo.rollout_corr_helper import (
+            compute_rollout_correction_weights,
+            compute_rollout_rejection_mask,
+        )
+
+        batch = Tensors()
+        delta = batch.old - batch.recorded
+        weights, _ = compute_rollout_correction_weights(
+            delta, batch.mask, rollout_is="sequence", rollout_is_threshold=1000.0
+        )
+        kept, _ = compute_rollout_rejection_mask(
+            delta, batch.mask, rollout_rs="seq_sum_k1", rollout_rs_threshold=f"{1 / 1.1}_1000000"
+        )
+        assert 0 < int(kept.sum()) < int(batch.mask.sum())
+        logprobs = batch.logprobs.clone().requires_grad_()
+        expected, _ = verl.compute_policy_loss_vanilla(
+            batch.old,
+            logprobs,
+            batch.advantages,
+            batch.mask,
+            "token-mean",
+            actor(clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=3.0),
+            weights * kept,
+        )
+        expected.backward()
+        loss, gradient = batch.ours(config(correction={"type": "mask_sequence", "limit": 1.1}))
+        torch.testing.assert_close(loss.loss.detach(), expected.detach())
+        torch.testing.assert_close(gradient, logprobs.grad)
+
+    @pytest.mark.parametrize("aggregation", [("token_mean", "token-mean"), ("seq_mean_token_mean",) * 2])
+    def test_half_squares_as_a_penalty_and_a_bonus_for_entropy(self, verl: Any, aggregation: tuple[str, str]) -> None:
+        ours, theirs = aggregation[0], aggregation[1].replace("_", "-")
+        batch = Tensors()
+        logprobs, entropy = batch.logprobs.clone().requires_grad_(), batch.values.abs().requires_grad_()
+        expected, _ = verl.compute_policy_loss_vanilla(
+            batch.old,
+            logprobs,
+            batch.advantages,
+            batch.mask,
+            theirs,
+            actor(clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=3.0),
+        )
+        penalty = verl.agg_loss(verl.kl_penalty(logprobs, batch.reference, "k2"), batch.mask, theirs)
+        expected = expected + 0.1 * penalty - 0.01 * verl.agg_loss(entropy, batch.mask, theirs)
+        expected.backward()
+        algorithm = config(
+            kl={"coefficient": 0.1, "estimator": "k2"}, entropy_coefficient=0.01, aggregation={"type": ours}
+        )
+        own = batch.values.abs().requires_grad_()
+        loss, gradient = batch.ours(algorithm, reference=batch.flat(batch.reference), entropy=batch.flat(own))
+        torch.testing.assert_close(loss.loss.detach(), expected.detach())
+        torch.testing.assert_close(gradient, logprobs.grad)
+        torch.testing.assert_close(own.grad, entropy.grad)
+
 
 def trl_loss(
     trl: Any, batch: Tensors, loss_type: str, *, level: str = "token", beta: float = 0.0, low: float, high: float
@@ -395,3 +452,14 @@ class TestTrl:
         loss, own = batch.ours(algorithm, reference=batch.flat(batch.reference))
         torch.testing.assert_close(loss.loss.detach(), expected)
         torch.testing.assert_close(own, gradient)
+
+    def test_a_soft_limit_of_length(self, trl: Any) -> None:
+        from trl.rewards import get_soft_overlong_punishment
+
+        from agentfly_lib.rewards.overlong import overlong
+
+        lengths = [1, 79, 80, 81, 90, 100, 101, 300]
+        theirs = get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)
+        ours: Any = overlong(limit=100, buffer=20).function
+        found = [ours(SimpleNamespace(num_sampled=length)) for length in lengths]
+        assert found == pytest.approx(theirs([[0] * length for length in lengths]))

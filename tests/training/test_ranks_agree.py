@@ -156,6 +156,37 @@ def test_every_zero_stage_has_the_same_weights_after_five_steps(train: Train) ->
         assert losses == pytest.approx(expected, rel=1e-4, abs=1e-6), f"ZeRO {stage}"
 
 
+@pytest.mark.timeout(600)
+def test_four_ranks_equal_one_and_two_go_on_from_them(train: Train, tmp_path: Path) -> None:
+    """Flat partitions that do not divide evenly; and rows that two ranks share each, two at a time."""
+    path = tmp_path / "checkpoints" / "000002"
+    _, one = train(world=1, steps=[0, 1, 2], optim=SMOOTH)
+    _, four = train(world=4, steps=[0, 1, 2], save_after=1, save_to=path, optim=SMOOTH, learner={"zero_stage": 2})
+    assert difference(one, four) < 1e-5
+    shared = {"zero_stage": 3, "sequence_parallel": 2}
+    _, twice_two = train(world=4, steps=[0, 1, 2], optim=SMOOTH, learner=shared)
+    assert difference(one, twice_two) < 1e-5
+    _, resumed = train(
+        world=2,
+        steps=[2],
+        checkpoint=json.loads(Path(f"{path}.json").read_text()),
+        optim=SMOOTH,
+        learner={"zero_stage": 2, "allow_reshape": True},
+    )
+    assert difference(one, resumed) < 1e-5
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_is_not_finite_on_one_rank_is_skipped_on_both(train: Train, tiny_model: Path, what: str) -> None:
+    start = load_file(tiny_model / "model.safetensors")
+    for stage, dtype in ((0, "float32"), (1, "bfloat16"), (2, "float32"), (3, "bfloat16")):
+        learner = {"zero_stage": stage, "dtype": dtype}
+        reports, weights = train(world=2, steps=[0], poison=(1, what), learner=learner)
+        assert reports[0]["metrics"]["train/skipped_updates/count"] == 1, f"ZeRO {stage}"
+        assert all(torch.equal(weights[name], start[name].to(weights[name].dtype)) for name in start), f"ZeRO {stage}"
+
+
 @pytest.mark.timeout(300)
 def test_what_is_defined_on_the_whole_step_is_the_same_on_two_ranks(train: Train) -> None:
     """Whitening, values, a penalty in the reward, and ratios of trajectories that micro-batches tear apart."""
@@ -212,6 +243,11 @@ def test_ranks_without_work_take_part_with_empty_rows(train: Train) -> None:
     assert 0 < one_reports[0]["metrics"]["train/trained_trajectories/count"] <= 4
     reports, weights = train(world=2, steps=[0], groups=few, learner={"zero_stage": 3}, **config)
     assert reports[0]["metrics"]["train/idle/fraction"] > 0
+    assert difference(one, weights) < 5e-6
+    config["optim"] = GRADIENT | {"minibatches": 1}
+    _, one = train(world=1, steps=[0], groups=few, **config)
+    reports, weights = train(world=4, steps=[0], groups=few, learner={"zero_stage": 2}, **config)
+    assert reports[0]["metrics"]["train/idle/fraction"] > 0.5
     assert difference(one, weights) < 5e-6
 
 
