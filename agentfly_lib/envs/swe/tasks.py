@@ -216,8 +216,8 @@ def _allowed(path: Path, folders: Sequence[Path], where: str) -> Path:
                 raise DataError(f"{where}: there is no repository at {found}")
             return found
     raise DataError(
-        f"{where}: the repository {path} does not lie below the table's folder or one that the setting `repositories` "
-        "names, or is hidden there"
+        f"{where}: the repository {path} does not lie below the folder of `train` or `eval` or one of `repositories`, "
+        "or is hidden there (settings of agent.environment, as of data)"
     )
 
 
