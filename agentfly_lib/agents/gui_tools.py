@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentfly_lib.tools import Tool, ToolContext, ToolResult, tool
-from agentfly_lib.tools.bounded import call_in_thread
+from agentfly_lib.tools.bounded import call_in_thread, is_async
 
 __all__ = ["GuiAction", "Perform", "finished", "gui_tools"]
 
@@ -48,7 +48,7 @@ def gui_tools(perform: Perform) -> list[Tool]:
     async def do(name: Any, context: ToolContext, **arguments: Any) -> Any:
         action = GuiAction(name=name, arguments=arguments)
         act = functools.partial(perform, action, context)
-        value = act() if _is_async(perform) else await call_in_thread(act)
+        value = act() if is_async(perform) else await call_in_thread(act)
         return await value if inspect.isawaitable(value) else value
 
     @tool
@@ -104,7 +104,3 @@ def gui_tools(perform: Perform) -> list[Tool]:
         return await do("wait", context, seconds=seconds)
 
     return [click, type_text, scroll, drag, key, wait, finished]
-
-
-def _is_async(perform: Perform) -> bool:
-    return inspect.iscoroutinefunction(perform) or inspect.iscoroutinefunction(getattr(perform, "__call__", None))  # noqa: B004

@@ -18,7 +18,7 @@ from agentfly_lib.configs.model import (
     TinyModelConfig,
     TinyVisionModelConfig,
 )
-from agentfly_lib.errors import ModelError
+from agentfly_lib.errors import ModelError, first_line
 from agentfly_lib.models.fingerprint import fingerprint_directory
 from agentfly_lib.models.made import Progress, default_cache
 from agentfly_lib.models.tiny import ensure_tiny
@@ -97,7 +97,7 @@ def _download(hub_id: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=_HUB_PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ModelError(
             f"{hub_id!r} is neither a directory here nor a model that can be fetched from the hub ({reason}); check "
             "model.name_or_path and model.revision, the network, HF_HUB_OFFLINE, and HF_TOKEN for a gated model"

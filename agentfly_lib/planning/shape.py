@@ -14,7 +14,7 @@ from agentfly_lib.configs.model import (
     TinyModelConfig,
     TinyVisionModelConfig,
 )
-from agentfly_lib.errors import ModelError
+from agentfly_lib.errors import ModelError, first_line
 
 __all__ = ["ModelShape"]
 
@@ -120,7 +120,7 @@ def _read(config: PretrainedModelConfig) -> Any:
             local_files_only=True,
         )
     except (OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ModelError(
             f"the size of {name!r} is not known, because its config.json cannot be read here ({reason}); name a folder "
             "that holds it (agentfly plan --shape-from DIRECTORY)"

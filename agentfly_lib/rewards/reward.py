@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any, ClassVar, overload
 
 from agentfly_lib.errors import ConfigError, RewardError
+from agentfly_lib.tools.bounded import is_async
 from agentfly_lib.types import RESERVED_COLUMNS, Problem, Trajectory
 
 __all__ = ["Reward", "RewardContext", "Verdict", "reward"]
@@ -91,9 +92,7 @@ class Reward:
 
     @property
     def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(
-            getattr(self.function, "__call__", None)  # noqa: B004  a callable object with an async __call__
-        )
+        return is_async(self.function)
 
     @cached_property
     def arguments(self) -> tuple[str, ...]:

@@ -9,17 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Outcome", "TimedOut", "call_in_thread", "run_bounded"]
+__all__ = ["Outcome", "TimedOut", "call_in_thread", "is_async", "run_bounded"]
 
 
 class TimedOut(Exception):
     """The time limit passed before the code returned."""
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call gives a coroutine; `function` may be an object with an async `__call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 @dataclass(frozen=True, slots=True)

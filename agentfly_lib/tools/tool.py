@@ -24,6 +24,7 @@ from typing import Any, overload
 from agentfly_lib.envs.spec import EnvironmentSpec
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.resources.spec import AnySpec
+from agentfly_lib.tools.bounded import is_async
 from agentfly_lib.tools.given_schema import GivenArguments
 from agentfly_lib.tools.schema import Arguments, read_signature
 from agentfly_lib.tools.settings import ToolSettings, read_settings
@@ -104,10 +105,7 @@ class Tool:
 
     @property
     def is_async(self) -> bool:
-        function = self.function
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  a callable object with an async __call__
-        )
+        return is_async(self.function)
 
     @property
     def may_end(self) -> bool:

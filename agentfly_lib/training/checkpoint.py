@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from agentfly_lib.errors import ShardError
+from agentfly_lib.errors import ShardError, first_line
 from agentfly_lib.refs import CheckpointRef
 from agentfly_lib.store.atomic import sync_directory, write_json
 
@@ -169,7 +169,7 @@ def read_state(path: Path) -> CheckpointState:
             raise ShardError(f"{path / STATE} has format {found}, this program reads format {FORMAT}")
         return CheckpointState.model_validate(values)
     except (OSError, ValueError) as error:
-        raise ShardError(f"{path / STATE} cannot be read: {_first_line(error)}") from error
+        raise ShardError(f"{path / STATE} cannot be read: {first_line(error)}") from error
 
 
 def prune(
@@ -216,7 +216,7 @@ def _check_sizes(path: Path) -> tuple[_File, ...]:
         values: Any = json.loads((path / MANIFEST).read_bytes())
         manifest = _Manifest.model_validate(values)
     except (OSError, ValueError, RecursionError) as error:
-        raise ShardError(f"{path / MANIFEST} cannot be read: {_first_line(error)}") from error
+        raise ShardError(f"{path / MANIFEST} cannot be read: {first_line(error)}") from error
     if manifest.format != FORMAT:
         raise ShardError(f"{path / MANIFEST} has format {manifest.format}, this program reads format {FORMAT}")
     for file in manifest.files:
@@ -248,7 +248,3 @@ def _hash_and_flush(path: Path, *, flush: bool = True) -> tuple[int, str]:
             return os.fstat(file.fileno()).st_size, digest
     except OSError as error:
         raise ShardError(f"{path}: {error.strerror}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

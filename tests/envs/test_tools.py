@@ -142,7 +142,7 @@ def test_a_recipe_names_the_environment_once(odd, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ('agent.environment.name="odd_environments:NOPE"', "cannot import odd_environments:NOPE"),
+        ('agent.environment.name="odd_environments:NOPE"', "odd_environments has no NOPE"),
         ('agent.environment.settings={modo="x"}', "unknown key agent.environment.settings.modo: did you mean mood"),
         (
             'data={type="environment",name="odd_environments:KIND",settings={modo="x"}}',
