@@ -58,7 +58,9 @@ def main() -> bool:
         Finding(what="CPU, no delay, TRL", value=best(none["peer"], "cpu"), unit="s"),
     ]
     return show(
-        "rollout_vs_trl", findings, notes=f"trl 1.16.0; best of {REPEATS}, in turn, each in a process of its own"
+        "rollout_vs_trl",
+        findings,
+        notes=f"trl 1.16.0; best of {REPEATS}, in turn, each in a process of its own, after a warm-up",
     )
 
 
@@ -113,7 +115,7 @@ async def _ours(kind: str, model: Path, delays: list[float]) -> dict[str, float]
     """Seconds of one collection, engine and shards included; its start is not, nor is that of the peer's trainer."""
     from agentfly_lib.agents.build import build_agent
     from agentfly_lib.configs import HFAgentConfig, RolloutConfig
-    from agentfly_lib.rollout import RolloutSeeds, collect
+    from agentfly_lib.rollout import Collected, RolloutSeeds, collect
     from agentfly_lib.store.layout import StepDirectory
     from agentfly_lib.store.manifest import RolloutStore
     from agentfly_lib.tools import tool
@@ -133,28 +135,31 @@ async def _ours(kind: str, model: Path, delays: list[float]) -> dict[str, float]
 
     agent = build_agent(HFAgentConfig(max_turns=CALLS + 1), model, tools=[wait])
     engine = await _engine(kind, model)
-    problems = [
-        (f"{number}", Problem(id=str(number), messages=({"role": "user", "content": f"Task {number}"},)))
-        for number in range(PROBLEMS)
-    ]
+
+    def problem(name: str) -> tuple[str, Problem]:
+        return name, Problem(id=name, messages=({"role": "user", "content": f"Task {name}"},))
+
+    problems = [problem(str(number)) for number in range(PROBLEMS)]
+
+    async def collected(asked: list[tuple[str, Problem]], folder: Path) -> Collected:
+        names = [name for name, _ in asked]
+        store = RolloutStore.open(StepDirectory(folder), step=0, policy_version=0, group_ids=names, chains=CHAINS)
+        rollout, seeds = RolloutConfig(chains=CHAINS), RolloutSeeds(run_seed=0, step=0)
+        return await collect(agent, engine, asked, store, config=rollout, seeds=seeds)
+
+    measured, remaining = remaining, iter([0.0] * (CHAINS * CALLS))
+    with tempfile.TemporaryDirectory() as folder:  # a warm-up, whose tools answer at once
+        await collected([problem("warm-up")], Path(folder))
+    remaining = measured
     with tempfile.TemporaryDirectory() as folder:
-        store = RolloutStore.open(
-            StepDirectory(Path(folder)),
-            step=0,
-            policy_version=0,
-            group_ids=[name for name, _ in problems],
-            chains=CHAINS,
-        )
         began, used = time.perf_counter(), cpu_seconds()
-        collected = await collect(
-            agent, engine, problems, store, config=RolloutConfig(chains=CHAINS), seeds=RolloutSeeds(run_seed=0, step=0)
-        )
+        found = await collected(problems, Path(folder))
         wall, used = time.perf_counter() - began, cpu_seconds() - used
     await engine.close()
     return {
         "wall": wall,
         "cpu": used,
-        "sampled": collected.progress.sampled_tokens,
+        "sampled": found.progress.sampled_tokens,
         "waited": len(delays) - len(list(remaining)),
     }
 
