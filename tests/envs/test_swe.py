@@ -356,7 +356,7 @@ def test_rows_of_swe_bench_over_a_folder_and_an_archive(
     assert [row["id"] for row in found] == ["math__clamp-1", "other"]
     assert found[0]["question"] == "clamp(10, 0, 9) should be 9."
     assert all("patch" not in row for row in found)
-    with_pytest = Swe(packages=(str(pytest_alone),))
+    with_pytest = Swe(packages=(str(pytest_alone),), train=table)
     try:
         folder, packed = found
         assert play(with_pytest, folder, patch(CLAMP["patch"])).reward == 1.0
