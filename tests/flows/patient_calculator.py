@@ -1,8 +1,8 @@
 """A calculator that is slow at the right moment, named in tests as `tests.flows.patient_calculator:calculator`.
 
-For the first four chains of every group of the middle steps it answers only once the next step's collection has begun.
-With a lag of 1 that is when a new version is served: what these chains sampled before is of the old one, and what they
-sample now is of the new one, on any machine.
+For the first four chains of every group of the middle steps it answers only once a collection has begun that begins
+with the next version: what these chains sampled before is of the old one, and what they sample now is of the new one,
+on any machine.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from agentfly_lib.tools import ToolContext, tool
 from agentfly_lib.tools.arithmetic import evaluate, format_number
 
 STEPS = 4
+LAG = 2
 SECONDS = 500.0
 
 
@@ -29,7 +30,8 @@ async def calculator(expression: str, context: ToolContext) -> str:
     group, chain = context.trajectory_id.rsplit("/", 1)
     if not group.startswith("eval"):
         step = int(group.split("-")[0])
-        next_step = RunDirectory(Path(os.environ["PATIENT_RUN"])).step(step + 1)
-        while 0 < step < STEPS - 1 and int(chain) < 4 and not next_step.rollout_manifest.exists():
+        # Step s begins with version s - LAG, those before LAG with version 0.
+        with_next = RunDirectory(Path(os.environ["PATIENT_RUN"])).step(max(step, LAG) + 1)
+        while 0 < step < STEPS - 1 and int(chain) < 4 and not with_next.rollout_manifest.exists():
             await asyncio.sleep(0.01)
     return format_number(evaluate(expression))

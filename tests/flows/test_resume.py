@@ -70,6 +70,18 @@ def wait_until_gone(root: Path, seconds: float = 20.0) -> list[list[str]]:
         time.sleep(0.1)
 
 
+def times_tried(root: Path, flow_run: str) -> dict[str, int]:
+    """Of each task of a flow run that has ended."""
+    with sqlite3.connect(f"file:{root / 'prefect' / 'prefect.db'}?mode=ro", uri=True) as database:
+        return dict(
+            database.execute(
+                "select task_run.name, max(task_run.run_count) from task_run join flow_run "
+                "on task_run.flow_run_id = flow_run.id where flow_run.name = ? group by task_run.name",
+                [flow_run],
+            ).fetchall()
+        )
+
+
 @pytest.mark.timeout(900)
 def test_killed_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
     arguments = ["recipes/ci.toml", "--set", f"run.root={root}", "--set", "run.name=killed"]
@@ -126,11 +138,12 @@ def test_killed_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_one_of_two_engines_then_both_and_a_rank_die_and_the_run_goes_on(root: Path) -> None:
+def test_one_of_two_engines_and_a_rank_die_and_a_run_of_adapters_goes_on(root: Path) -> None:
     arguments = ["recipes/ci.toml", "--set", f"run.root={root}", "--set", "run.name=wounded"]
     arguments += ["--set", "evaluation.greedy=false", "--set", "rollout.max_concurrency=16"]
     arguments += ["--set", "inference.replicas=2", "--set", "learner.ranks=2", "--set", "learner.zero_stage=2"]
-    done = hurt("one-engine:0,engine:2,rank:2", arguments)
+    arguments += ["--set", "learner.lora.rank=8", "--set", "inference.lora_sync=adapter"]
+    done = hurt("one-engine:0,rank:2", arguments)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     when = {line.split()[0]: float(line.split()[1]) for line in reversed(done.stderr.splitlines()) if is_moment(line)}
     # A second on a quiet machine; that it is ten at most is shown in virtual time (tests/inference/test_client.py).
@@ -138,17 +151,11 @@ def test_one_of_two_engines_then_both_and_a_rank_die_and_the_run_goes_on(root: P
     assert 0 <= when["noticed-rank"] - when["killed-rank"] < 10, "a dead rank is noticed within ten seconds"
     run = RunDirectory(root / "wounded")
     assert [(row.balanced, row.requested, row.failed) for row in run_balance(run)] == [(True, 64, 0)] * 3
-    with sqlite3.connect(f"file:{root / 'prefect' / 'prefect.db'}?mode=ro", uri=True) as database:
-        counts = dict(
-            database.execute(
-                "select task_run.name, task_run.run_count from task_run join flow_run "
-                "on task_run.flow_run_id = flow_run.id where flow_run.name = 'train-wounded'"
-            ).fetchall()
-        )
+    counts = times_tried(root, "train-wounded")
     assert counts["collect-000000"] == counts["collect-000001"] == 1, "the other engine did the work of the dead one"
     assert counts["sync-000001"] == 1, "the dead engine was replaced, without a failure of the next stage"
-    assert counts["collect-000002"] == 2, "the collection was tried again when no engine was left"
     assert counts["update-000002"] == 2, "the update was tried again after the rank's death"
     metrics = [json.loads((run.path / "steps" / f"{step:06d}" / "metrics.json").read_text()) for step in range(3)]
-    assert sum(each.get("engine/replaced/count", 0) for each in metrics) == 3
+    assert sum(each.get("engine/replaced/count", 0) for each in metrics) == 1
     assert metrics[0]["engine/lost/count"] == 1
+    assert all(each["train/mismatch/max"] < 1e-4 for each in metrics), "engines sample with the learner's adapters"
