@@ -28,18 +28,18 @@ from pathlib import Path
 from agentfly_lib.agents.agent import Agent
 from agentfly_lib.agents.build import build_agent
 from agentfly_lib.configs import HFAgentConfig, OpenAIConfig, RolloutConfig, TinyModelConfig
-from agentfly_lib.inference import Generation, GenerationRequest, ScriptedGenerate
+from agentfly_lib.inference import Generation, GenerationRequest
 from agentfly_lib.inference.generate import Generate
 from agentfly_lib.inference.openai import OpenAIEngine
 from agentfly_lib.models.tiny import ensure_tiny
 from agentfly_lib.rollout import RolloutSeeds, collect
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.manifest import RolloutStore
-from agentfly_lib.types import Problem
+from agentfly_lib.types import FinishReason, Problem
 from benchmarks.contestant import Contestant, contestant
 from benchmarks.peer_environments import PROGRAMS, NoPeerError, peer_python, peer_site_packages
 from benchmarks.report import Finding, show
-from benchmarks.token_server import ANSWER, CALL, CALLS_PER_CHAIN, Replies
+from benchmarks.token_server import CALLS_PER_CHAIN, Replies
 
 __all__ = ["main"]
 
@@ -195,11 +195,17 @@ def _answer_turns(how: str, model: Path, port: str) -> None:
     from benchmarks.peers import turns
 
     agent = build_agent(HFAgentConfig(max_turns=CALLS_PER_CHAIN), model)
+    immediate = _Immediate(Replies(model).ids)
 
     async def rollouts(chains: int) -> int:
         if how == "inside":
-            return await _collect(agent, _scripted(agent), chains)
-        config = OpenAIConfig(base_url=f"http://127.0.0.1:{port}/v1", tokens="ids", max_connections=8192)
+            return await _collect(agent, immediate, chains)
+        config = OpenAIConfig(
+            base_url=f"http://127.0.0.1:{port}/v1",
+            tokens="ids",
+            max_connections=8192,
+            connect_timeout_seconds=_TURN_SECONDS,  # a call that is tried again is no call more
+        )
         engine = OpenAIEngine(config, model="policy", format=agent.chat)
         try:
             return await _collect(agent, engine, chains)
@@ -209,15 +215,17 @@ def _answer_turns(how: str, model: Path, port: str) -> None:
     asyncio.run(turns.turns(rollouts))
 
 
-def _scripted(agent: Agent) -> Generate:
-    turns: dict[str, int] = {}
+class _Immediate:
+    """A `Generate` that has its replies ready."""
 
-    def reply(request: GenerationRequest) -> str:
-        chain = request.request_id.rpartition("/")[0]
-        turns[chain] = turns.get(chain, 0) + 1
-        return CALL if turns[chain] < CALLS_PER_CHAIN else ANSWER
+    def __init__(self, replies: Sequence[Sequence[int]]) -> None:
+        self._turns = [
+            Generation(token_ids=list(ids), logprobs=[-0.5] * len(ids), finish=FinishReason.STOP, policy_version=0)
+            for ids in replies
+        ]
 
-    return ScriptedGenerate(reply, format=agent.chat)
+    async def generate(self, request: GenerationRequest) -> Generation:
+        return self._turns[int(request.request_id.rpartition("/")[2])]
 
 
 class _Counted:

@@ -28,6 +28,8 @@ __all__ = ["Escaped", "LiteralGuard"]
 _PRIVATE_USE = (0xF0000, 0xFFFFD)
 """Supplementary Private Use Area-A: no assigned meaning, one character each."""
 
+_SHORT, _REMEMBERED = 256, 4096
+"""Characters of a text that is remembered, and how many such texts are."""
 
 _TAG = re.compile(r"<\S+>")
 _CONTROL = re.compile(r"<[|｜]\S+[|｜]>")
@@ -63,6 +65,8 @@ class LiteralGuard:
         self._special, self._special_parts = _pattern(special), _pattern(special, in_parts=True)
         self._markup, self._markup_parts = _pattern(markup), _pattern(markup, in_parts=True)
         self._disguises = _Disguises.of(tokenizer, [token for token in added if token.content in {*special, *markup}])
+        self._disguised: dict[str, set[str]] = {}
+        """What was found in short texts: keys, roles and tool schemas come again in every turn of every chain."""
         self._tokenizer = tokenizer
         self._encode: Callable[[str], list[int]] | None = None
 
@@ -100,7 +104,16 @@ class LiteralGuard:
         return self._encode(text)
 
     def _found(self, pattern: re.Pattern[str], text: str) -> set[str]:
-        return {*pattern.findall(text), *self._disguises.find(text)}
+        return {*pattern.findall(text), *self._disguised_in(text)}
+
+    def _disguised_in(self, text: str) -> set[str]:
+        if len(text) > _SHORT:
+            return self._disguises.find(text)
+        if (found := self._disguised.get(text)) is None:
+            if len(self._disguised) >= _REMEMBERED:
+                self._disguised.clear()
+            found = self._disguised[text] = self._disguises.find(text)
+        return found
 
     def _pattern_for(self, message: Message) -> re.Pattern[str]:
         in_parts = isinstance(message.get("content"), list)
