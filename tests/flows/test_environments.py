@@ -239,7 +239,7 @@ async def play_again(agent: Acting, config: RunConfig, problem: Problem, traject
             if not turn.sampled or after.sampled:
                 continue
             results = await execute_calls(
-                agent.parse(turn.message["content"], truncated=False).calls,
+                agent.parse(turn.message["content"]).calls,
                 agent.tools,
                 context,
                 default_timeout=config.agent.tool_timeout_seconds,

@@ -210,7 +210,7 @@ class TestChat:
         )
         messages = [{"role": "user", "content": "u"}]
         generation = await engine(server, api="chat").generate(request(messages=messages, tools=[WEIGHT]))
-        reply = HermesParser().parse(Characters().decode(generation.token_ids), truncated=False)
+        reply = HermesParser().parse(Characters().decode(generation.token_ids))
         assert reply.content == "Let me see."
         good, bad = reply.calls
         assert (good.name, good.arguments) == ("weight", {"animal": 'cat "x"'})
