@@ -105,7 +105,7 @@ _KINDS: dict[str, type[ScreenAction]] = {
 def read_action(text: str, screen: Screen) -> ScreenAction:
     """Reads `name(key=value, ...)`. Raises `NoAction`."""
     text = text.encode("utf-8", "replace").decode()  # half surrogates can reach no browser
-    call = GuiActionParser(screen).parse(f"Action: {text}", truncated=False).calls[0]
+    call = GuiActionParser(screen).parse(f"Action: {text}").calls[0]
     if isinstance(call, MalformedCall):
         raise NoAction(call.message)
     kind = _KINDS.get(call.name)
