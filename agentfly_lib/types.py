@@ -26,6 +26,7 @@ import numpy.typing as npt
 __all__ = [
     "RESERVED_COLUMNS",
     "Batch",
+    "Canary",
     "Failure",
     "FailureKind",
     "FinishReason",
@@ -391,3 +392,23 @@ def _check_spans(images: Sequence[ImageSpan], masked: MaskArray) -> None:
         if masked[image.start : image.end].any():
             raise ValueError(f"the image at [{image.start}, {image.end}) covers tokens that the policy sampled")
         free = image.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """Fixed tokens and what the learner thinks of them, at temperature 1.
+
+    Use at least 64 tokens: the prefix cache works in blocks of 32 (16 on a GPU), and a shorter prompt never uses it.
+    """
+
+    token_ids: tuple[int, ...]  # [T]
+    logprobs: tuple[float, ...]  # [T - 1]  entry t: log p(token_ids[t + 1] | token_ids[: t + 1])
+    images: tuple[bytes, ...] = ()
+    """Encoded pictures, in the order of their placeholders: the features of old weights, had they survived, would be
+    found and used."""
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) < 2 or len(self.logprobs) != len(self.token_ids) - 1:
+            raise ValueError(
+                f"a canary of T >= 2 tokens has T - 1 log-probs, not {len(self.token_ids)} and {len(self.logprobs)}"
+            )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from agentfly_lib.configs import InferenceConfig, RunConfig
 from agentfly_lib.errors import CanaryError, EngineError, ModelError, first_line
-from agentfly_lib.inference.canary import Canary, judge_reading
+from agentfly_lib.inference.canary import judge_reading
 from agentfly_lib.inference.client import RayGenerate, find_engine
 from agentfly_lib.inference.placement import Placement, place, serves_adapters
 from agentfly_lib.inference.rest import SleepLevel
@@ -23,6 +23,7 @@ from agentfly_lib.inference.settings import EngineSettings, resolve_device
 from agentfly_lib.inference.source import Transfer, WeightSource
 from agentfly_lib.inference.weight_update import WeightUpdate, furthest
 from agentfly_lib.refs import EngineRef, ModelRef
+from agentfly_lib.types import Canary
 
 __all__ = [
     "RayGenerate",

@@ -14,28 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentfly_lib.errors import CanaryError
+from agentfly_lib.types import Canary
 
-__all__ = ["Canary", "CanaryReading", "CanaryReport", "judge_canary", "judge_reading"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Canary:
-    """Fixed tokens and what the learner thinks of them, at temperature 1.
-
-    Use at least 64 tokens: the prefix cache works in blocks of 32 (16 on a GPU), and a shorter prompt never uses it.
-    """
-
-    token_ids: tuple[int, ...]  # [T]
-    logprobs: tuple[float, ...]  # [T - 1]  entry t: log p(token_ids[t + 1] | token_ids[: t + 1])
-    images: tuple[bytes, ...] = ()
-    """Encoded pictures, in the order of their placeholders: the features of old weights, had they survived, would be
-    found and used."""
-
-    def __post_init__(self) -> None:
-        if len(self.token_ids) < 2 or len(self.logprobs) != len(self.token_ids) - 1:
-            raise ValueError(
-                f"a canary of T >= 2 tokens has T - 1 log-probs, not {len(self.token_ids)} and {len(self.logprobs)}"
-            )
+__all__ = ["CanaryReading", "CanaryReport", "judge_canary", "judge_reading"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

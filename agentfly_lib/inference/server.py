@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.errors import EngineError, InfrastructureError
-from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.generate import Generation, GenerationRequest
 from agentfly_lib.inference.rest import SleepLevel
 from agentfly_lib.inference.settings import EngineSettings, engine_environment
@@ -29,7 +28,7 @@ from agentfly_lib.inference.source import WeightSource
 from agentfly_lib.inference.vllm import VllmEngine
 from agentfly_lib.inference.weight_update import WeightUpdate
 from agentfly_lib.orphan import OrphanTimer
-from agentfly_lib.types import FinishReason
+from agentfly_lib.types import Canary, FinishReason
 
 __all__ = ["EngineServer", "EngineStatus", "PackedRequest", "Reply", "pack_request", "unpack_reply"]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentfly_lib.chat.image_reader import ImageReader, reads
 from agentfly_lib.errors import EngineError, InfrastructureError
-from agentfly_lib.inference.canary import Canary, CanaryReading, CanaryReport, judge_canary
+from agentfly_lib.inference.canary import CanaryReading, CanaryReport, judge_canary
 from agentfly_lib.inference.checks import check_pictures, check_request
 from agentfly_lib.inference.engine_thread import EngineThread
 from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
@@ -31,7 +31,7 @@ from agentfly_lib.inference.stop_strings import StopStrings, stops_of, text_deco
 from agentfly_lib.inference.translate import chosen_logprobs, finish_of, generation_of, sampling_params
 from agentfly_lib.inference.vllm_pictures import engine_prompt, images_alone
 from agentfly_lib.inference.weight_update import WeightUpdate, load_in_place, read_canary, reset_caches
-from agentfly_lib.types import FinishReason
+from agentfly_lib.types import Canary, FinishReason
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest

@@ -25,7 +25,6 @@ from agentfly_lib.inference.actor import (
     sleep_engines,
     wake_engines,
 )
-from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.client import EngineLoss, RayGenerate, find_engines
 from agentfly_lib.inference.placement import Placement, place, serves_adapters
 from agentfly_lib.inference.source import AdapterFolder, WeightSource
@@ -37,8 +36,8 @@ from agentfly_lib.pipeline.times import StepTimes
 from agentfly_lib.pipeline.transfer import GpuTransfer
 from agentfly_lib.ray_calls import abandoned_calls_end, ray_call
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef
-from agentfly_lib.training.ranks import Canary as Proof
 from agentfly_lib.training.ranks import Learner
+from agentfly_lib.types import Canary
 
 __all__ = ["EngineKeeper"]
 
@@ -183,7 +182,7 @@ class EngineKeeper:
         """The engines if they serve the version already."""
         if engines.policy_version != version:
             return None
-        canary = _canary(await Learner(learner, self._config.learner).canary())
+        canary = await Learner(learner, self._config.learner).canary()
         try:
             await self._prove(engines, canary)
         except CanaryError as error:
@@ -198,7 +197,7 @@ class EngineKeeper:
         self._served = None
         with self._times.syncing():
             if (transfer := await self._transfer()) is not None:
-                source, canary = None, _canary(await learner.canary())
+                source, canary = None, await learner.canary()
                 engines, found = await transfer.send(engines, learner, version=version, canary=canary)
             else:
                 source, canary = await self._export(learner, version)
@@ -224,11 +223,9 @@ class EngineKeeper:
     async def _export(self, learner: Learner, version: int) -> tuple[WeightSource, Canary]:
         exchange = self._exchange.folder
         if serves_adapters(self._config):
-            return AdapterFolder(exchange / "adapter"), _canary(
-                await learner.export_adapter(exchange / "adapter", version)
-            )
+            return AdapterFolder(exchange / "adapter"), await learner.export_adapter(exchange / "adapter", version)
         path = exchange / "policy.safetensors"
-        return path, _canary(await learner.export(path, version))
+        return path, await learner.export(path, version)
 
     async def _transfer(self) -> GpuTransfer | None:
         kind = (await self._placed()).transfer
@@ -292,7 +289,3 @@ class EngineKeeper:
         finally:
             self._rejoining = False
         self._missed.clear()
-
-
-def _canary(proof: Proof) -> Canary:
-    return Canary(token_ids=tuple(proof.token_ids), logprobs=tuple(proof.logprobs), images=proof.images)

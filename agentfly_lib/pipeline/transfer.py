@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 from agentfly_lib.inference.actor import engine_status, load_weights, open_transfer, stop_engines
-from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.source import Transfer
 from agentfly_lib.inference.transfer import ipc_update, nccl_meeting, nccl_update
 from agentfly_lib.inference.weight_update import WeightUpdate, furthest
 from agentfly_lib.ray_calls import ray_call
 from agentfly_lib.refs import EngineRef
 from agentfly_lib.training.ranks import Learner
+from agentfly_lib.types import Canary
 
 __all__ = ["GpuTransfer"]
 

@@ -98,6 +98,8 @@ class TrainingEngine:
         self.deepspeed.train()  # models come in the other mode, in which none recomputes its activations
         self._reports_norm = self.deepspeed.optimizer is not self.optimizer
         self._norm = 0.0
+        self.beats = 0
+        """Passes and steps so far, whatever for: it moves as long as this rank computes something."""
 
     @property
     def policy(self) -> PolicyModule:
@@ -106,11 +108,13 @@ class TrainingEngine:
 
     def forward(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probs with a graph, entropies and values; see `PolicyModule`."""
+        self.beats += 1
         return self.deepspeed(*arguments)
 
     @torch.no_grad()
     def measure(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same without a graph."""
+        self.beats += 1
         self.deepspeed.eval()
         try:
             return self.deepspeed(*arguments)
@@ -132,6 +136,7 @@ class TrainingEngine:
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.arm(veto=veto)
+        self.beats += 1
         self.deepspeed.step()
         norm = self.deepspeed.get_global_grad_norm() if self._reports_norm else self._norm
         applied = self.deepspeed.was_step_applied() and not self.optimizer.skipped

@@ -236,6 +236,12 @@ class LearnerRank:
         return self._report
 
     @property
+    def beats(self) -> int:
+        """A number that moves while this rank computes; another thread may ask."""
+        engine: TrainingEngine | None = getattr(self, "engine", None)
+        return 0 if engine is None else engine.beats
+
+    @property
     def canary_images(self) -> tuple[bytes, ...]:
         """The picture that the canary of a model that sees holds."""
         return () if self._eyes is None else (self._eyes.canary_picture,)

@@ -3,7 +3,9 @@
 Who needs the learner holds its names only (`LearnerRef`). `ensure_learner` finds the actors and asks them what they
 hold; if one is missing, silent, half-way through a failed update, or set up for another config, all of them are
 replaced and start from the newest checkpoint. Ranks meet in collective operations, so one that died leaves the others
-waiting: the client notices the death, ends the rest, and says so; it never waits beyond its time limit.
+waiting: the client notices the death, ends the rest, and says so; it never waits beyond its time limit. A rank that is
+stopped, or that waits for what does not come, dies of nothing: while a call is under way each rank is asked, on a
+thread of its own, how far it is (`Pulse`).
 
 The actors are detached: they outlive the task and the process that made them, until `Learner.close`, the end of Ray, or
 three hours in which nobody called them.
@@ -18,6 +20,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -33,8 +36,9 @@ from agentfly_lib.ray_calls import abandoned_calls_end, ray_call
 from agentfly_lib.refs import CheckpointRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.training.identity import learner_fingerprint, process_environment
 from agentfly_lib.training.placement import rank_options
+from agentfly_lib.types import Canary
 
-__all__ = ["Canary", "Learner", "LearnerActor", "LearnerStatus", "ensure_learner", "ranks_alive"]
+__all__ = ["Learner", "LearnerActor", "LearnerStatus", "ensure_learner", "ranks_alive"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +51,14 @@ PING_SECONDS = 30.0
 """An idle rank answers in milliseconds; one that does not within this time is replaced."""
 GRACE_SECONDS = 5.0
 """After the first failure, how long to look for the failure behind it (a dead rank makes the others fail too)."""
+BEAT_SECONDS = 5.0
+"""How often a rank at work is asked how far it is."""
+SILENT_SECONDS = 120.0
+"""A rank at work that does not answer for so long is stopped, or has no memory to run in."""
+STALLED_SECONDS = 600.0
+"""In an update, all ranks answer and none has done anything for so long: they wait for each other..."""
+STALLED_TIMES = 10.0
+"""... unless that is less than so many times what took them longest until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +69,6 @@ class LearnerStatus:
     clean: bool
     fingerprint: str
     pid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Canary:
-    """A fixed prompt and its log-probs under the learner's weights."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    """Of each token but the first, given those before it, at temperature 1."""
-    images: tuple[bytes, ...] = ()
-    """Encoded pictures, in the order of their placeholders."""
 
 
 def _call(method: Callable[Concatenate[LearnerActor, P], T]) -> Callable[Concatenate[LearnerActor, P], T]:
@@ -82,7 +83,9 @@ def _call(method: Callable[Concatenate[LearnerActor, P], T]) -> Callable[Concate
 
 
 class LearnerActor:
-    """A `LearnerRank` in a process of its own. Calls are served one at a time; without any for hours, it ends."""
+    """A `LearnerRank` in a process of its own. Calls are served one at a time, and `beat` beside them; without any for
+    hours it ends.
+    """
 
     def __init__(self, fingerprint: str) -> None:
         from agentfly_lib.training.learner import LearnerRank  # torch and DeepSpeed only in the actor
@@ -130,19 +133,22 @@ class LearnerActor:
             pid=os.getpid(),
         )
 
+    @ray.method(concurrency_group="beat")
+    def beat(self) -> int:
+        """How many passes and steps the rank has computed; answered while another call is served."""
+        return self._rank.beats
+
     @_call
     def update(self, directory: Path, step: int) -> StepReport:
         return self._rank.update(directory, step)
 
     @_call
     def export_weights(self, path: Path, version: int) -> Canary:
-        logprobs = self._rank.export_weights(path, version)
-        return Canary(token_ids=self._rank.canary_token_ids, logprobs=logprobs, images=self._rank.canary_images)
+        return self._canary(self._rank.export_weights(path, version))
 
     @_call
     def export_adapter(self, path: Path, version: int) -> Canary:
-        logprobs = self._rank.export_adapter(path, version)
-        return Canary(token_ids=self._rank.canary_token_ids, logprobs=logprobs, images=self._rank.canary_images)
+        return self._canary(self._rank.export_adapter(path, version))
 
     @_call
     def send(self, version: int, part: SendPart, *arguments: Any) -> Any:
@@ -158,8 +164,47 @@ class LearnerActor:
 
     @_call
     def canary(self, token_ids: list[int] | None) -> Canary:
-        ids, images = (self._rank.canary_token_ids, self._rank.canary_images) if token_ids is None else (token_ids, ())
-        return Canary(token_ids=ids, logprobs=self._rank.canary_logprobs(ids, images), images=images)
+        if token_ids is not None:
+            return Canary(token_ids=tuple(token_ids), logprobs=tuple(self._rank.canary_logprobs(token_ids)))
+        return self._canary(self._rank.canary_logprobs(self._rank.canary_token_ids, self._rank.canary_images))
+
+    def _canary(self, logprobs: list[float]) -> Canary:
+        """What the learner thinks of the tokens by which its weights are told."""
+        ids, images = self._rank.canary_token_ids, self._rank.canary_images
+        return Canary(token_ids=tuple(ids), logprobs=tuple(logprobs), images=images)
+
+
+class Pulse:
+    """What the ranks let hear of themselves while they are at work, and when that is too little."""
+
+    def __init__(self, names: Sequence[str], *, computes: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """computes: whether the call is an update, in which something is counted all the time."""
+        self._clock = clock
+        self._computes = computes
+        self._heard = dict.fromkeys(names, clock())
+        self._beats: dict[str, int] = {}
+        self._moved = clock()
+        self._longest = 0.0
+
+    def heard(self, name: str, beats: int) -> None:
+        """A rank has answered."""
+        now = self._clock()
+        self._heard[name] = now
+        if self._beats.get(name) != beats:
+            self._beats[name] = beats
+            self._longest = max(self._longest, now - self._moved)
+            self._moved = now
+
+    def fault(self) -> str | None:
+        """What is wrong, or None."""
+        now = self._clock()
+        silent = [name for name, heard in self._heard.items() if now - heard > SILENT_SECONDS]
+        if silent:
+            return f"{', '.join(silent)} did not answer for {SILENT_SECONDS:.0f} s: stopped, or short of memory"
+        patience = max(STALLED_SECONDS, STALLED_TIMES * self._longest)
+        if self._computes and now - self._moved > patience:
+            return f"no rank has computed anything for {patience:.0f} s: they wait for each other"
+        return None
 
 
 class Learner:
@@ -310,7 +355,7 @@ def _start(rank: int, name: str, namespace: str, config: RunConfig, fingerprint:
         "max_restarts": 0,
         "runtime_env": {"env_vars": process_environment(device=device, threads=learner.threads)},
     }
-    return ray.remote(LearnerActor).options(**options).remote(fingerprint)  # type: ignore[attr-defined]
+    return ray.remote(concurrency_groups={"beat": 1})(LearnerActor).options(**options).remote(fingerprint)  # type: ignore[attr-defined]
 
 
 async def _held_version(handles: Sequence[Any], fingerprint: str) -> int | None:
@@ -337,26 +382,37 @@ async def _call_all(
     seconds: float,
     *,
     numbered: bool = False,
+    pulse: Pulse | None = None,
 ) -> list[Any]:
-    """Calls a method on every rank concurrently (`numbered`: with the rank as first argument); results by rank."""
+    """Calls a method on every rank concurrently (`numbered`: with the rank as first argument); results by rank.
+
+    pulse: what judges whether they are still at it; without one only the time limit does.
+    """
     calls = {
         name: asyncio.ensure_future(
             _answer(getattr(handle, method).remote(*((rank, *arguments) if numbered else arguments)))
         )
         for rank, (name, handle) in enumerate(handles.items())
     }
+    listening = [] if pulse is None else [asyncio.ensure_future(_listen(*each, pulse)) for each in handles.items()]
+    deadline, fault = time.monotonic() + seconds, None
     try:
-        done, pending = await asyncio.wait(
-            calls.values(), timeout=max(seconds, 0.0), return_when=asyncio.FIRST_EXCEPTION
-        )
-        timed_out = bool(pending) and not any(call.exception() for call in done)
-        if pending and not timed_out:
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            rest = left if pulse is None else min(left, BEAT_SECONDS)
+            done, pending = await asyncio.wait(calls.values(), timeout=rest, return_when=asyncio.FIRST_EXCEPTION)
+            failed = any(call.exception() for call in done)
+            fault = None if pulse is None else pulse.fault()
+            if failed or fault or not pending or not left:
+                break
+        timed_out = bool(pending) and not failed
+        if failed and pending:
             _, pending = await asyncio.wait(pending, timeout=GRACE_SECONDS)
         if not pending and not any(call.exception() for call in calls.values()):
             return [call.result() for call in calls.values()]
     finally:
-        for call in calls.values():
-            call.cancel()
+        for task in (*calls.values(), *listening):
+            task.cancel()
     errors = {
         name: error
         for name, call in calls.items()
@@ -364,6 +420,8 @@ async def _call_all(
     }
     if pending or not all(isinstance(error, AgentFlyError) for error in errors.values()):
         await ray_call(_end, list(handles.values()))
+    if timed_out and fault:
+        raise LearnerError(f"{method}: {fault}. The ranks were ended; run the same command again to go on")
     if timed_out:
         late = [name for name, call in calls.items() if call in pending]
         raise LearnerError(
@@ -371,6 +429,14 @@ async def _call_all(
             f"that long, raise learner.update_timeout_seconds (or learner.start_timeout_seconds for a start)"
         )
     raise _reason(method, errors)
+
+
+async def _listen(name: str, handle: Any, pulse: Pulse) -> None:
+    """Asks one rank again and again. Of a dead one the call itself tells."""
+    with suppress(RayError):
+        while True:
+            pulse.heard(name, await _answer(handle.beat.remote()))
+            await asyncio.sleep(BEAT_SECONDS)
 
 
 async def _answer(ref: Any) -> Any:

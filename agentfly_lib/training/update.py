@@ -222,6 +222,7 @@ class StepUpdate:
         with self.seconds.part("reference_logprobs"):
             for items in work:
                 for item in items:
+                    self.engine.beats += 1
                     item.reference = self.reference(item.inputs, self._temperature)[0]
 
     def _measure_advantages(self, step_samples: StepSamples, work: Sequence[Sequence[_Work]]) -> StepSamples:

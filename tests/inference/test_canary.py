@@ -5,7 +5,8 @@ import math
 import pytest
 
 from agentfly_lib.errors import CanaryError
-from agentfly_lib.inference.canary import Canary, CanaryReading, judge_canary, judge_reading
+from agentfly_lib.inference.canary import CanaryReading, judge_canary, judge_reading
+from agentfly_lib.types import Canary
 
 CANARY = Canary(token_ids=(5, 6, 7, 8), logprobs=(-1.0, -2.0, -3.0))
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from agentfly_lib.errors import CanaryError, EngineError
-from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.generate import GenerationRequest
 from agentfly_lib.inference.source import AdapterFolder, Transfer
 from agentfly_lib.refs import EngineRef
+from agentfly_lib.types import Canary
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -19,9 +19,9 @@ from agentfly_lib.configs import SamplingConfig, TransformersConfig  # noqa: E40
 from agentfly_lib.data.colours import generate  # noqa: E402
 from agentfly_lib.errors import CanaryError, EngineError  # noqa: E402
 from agentfly_lib.inference import GenerationRequest  # noqa: E402
-from agentfly_lib.inference.canary import Canary  # noqa: E402
 from agentfly_lib.inference.transformers import TransformersEngine  # noqa: E402
 from agentfly_lib.refs import EngineRef, ModelRef  # noqa: E402
+from agentfly_lib.types import Canary  # noqa: E402
 
 PICTURES = [problem.picture for problem in generate(seed=5, count=6)]
 

@@ -10,8 +10,8 @@ import pytest
 from agentfly_lib.errors import EngineError
 from agentfly_lib.inference import GenerateStream, Generation, GenerationRequest
 from agentfly_lib.inference import server as server_module
-from agentfly_lib.inference.canary import Canary
 from agentfly_lib.inference.server import _Mailbox
+from agentfly_lib.types import Canary
 
 REPLY = (1, "generation", ([1, 2, 3], [-1.0] * 3, "stop", 0, 0, 0.1, [0, 0, 0]))
 

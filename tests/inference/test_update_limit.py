@@ -15,8 +15,8 @@ import ray.exceptions
 from agentfly_lib.configs import InferenceConfig
 from agentfly_lib.errors import EngineError
 from agentfly_lib.inference import actor
-from agentfly_lib.inference.canary import Canary
 from agentfly_lib.refs import EngineRef
+from agentfly_lib.types import Canary
 
 ENGINES = EngineRef(names=("engine-0",), namespace="n", policy_version=0)
 CANARY = Canary(token_ids=(1, 2), logprobs=(-1.0,))

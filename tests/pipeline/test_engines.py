@@ -16,6 +16,7 @@ from agentfly_lib.inference.weight_update import WeightUpdate
 from agentfly_lib.pipeline.learning import Learning
 from agentfly_lib.pipeline.times import StepTimes
 from agentfly_lib.refs import EngineRef, LearnerRef, ModelRef
+from agentfly_lib.types import Canary
 
 pytestmark = pytest.mark.stack
 
@@ -77,9 +78,7 @@ class FakeLearner:
         self._machines = machines
 
     async def canary(self):
-        from agentfly_lib.training.ranks import Canary
-
-        return Canary(token_ids=[1, 2], logprobs=[-1.0])
+        return Canary(token_ids=(1, 2), logprobs=(-1.0,))
 
     async def export(self, path, version):
         self._machines.note(f"export {version}")

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentfly_lib.inference.canary import Canary
 from agentfly_lib.refs import EngineRef
+from agentfly_lib.types import Canary
 
 pytestmark = pytest.mark.stack
 
