@@ -14,9 +14,9 @@ __all__ = ["command_reference", "commands"]
 
 INTRODUCTION = """# Command line
 
-`agentfly --help` and `agentfly COMMAND --help` say the same in the terminal. A command exits with 0 when all is well, 1 if it
-ran and something was wrong, 2 for what you can mend yourself (a wrong key, a missing file), 130 after Ctrl-C, and 143 after
-SIGTERM. `agentfly --install-completion` teaches your shell the commands, their options, recipes and keys.
+`agentfly --help` and `agentfly COMMAND --help` say the same in the terminal. A command exits with 0 when all is well,
+1 if it ran and something was wrong, 2 for what you can mend yourself (a wrong key, a missing file), 130 after Ctrl-C,
+and 143 after SIGTERM. `agentfly --install-completion` teaches your shell the commands, their options, recipes and keys.
 """
 
 
