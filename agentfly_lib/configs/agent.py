@@ -1,4 +1,4 @@
-"""Which agent acts: its kind, prompt, tools, reward and limits, and what it does when its context is nearly full."""
+"""Which agent acts: its type, prompt, tools, reward and limits, and what it does when its context is nearly full."""
 
 from __future__ import annotations
 
@@ -43,33 +43,34 @@ class RewardPartConfig(Config):
     """One reward of a weighted sum."""
 
     name: str
-    """A reward we ship, or `package.module:name`."""
+    """A built-in reward, or `package.module:name`."""
     weight: float = 1.0
-    """Factor of this part in the sum."""
+    """Weight of this part in the sum."""
     optional: bool = False
-    """If it cannot be scored, the others are scored without it; otherwise nothing is."""
+    """If this part cannot be scored, the trajectory is scored without it. Otherwise the trajectory gets no score."""
     label: str | None = None
-    """Its name in the recorded parts; unset means the reward's own."""
+    """Name of this part in the recorded scores; unset means the reward's own name."""
     settings: FreeSettings = Field(default_factory=dict)
-    """What this reward is made with, for those that are made with something."""
+    """Settings of this reward, if it takes any."""
 
 
 class RewardConfig(Config):
     """How trajectories are scored."""
 
     name: str = "math_equal"
-    """A reward we ship, or `package.module:name` of a function decorated with `@reward`; with `parts`, what their sum
-    is called. For an agent in an environment it is `environment` unless a recipe says otherwise."""
+    """A built-in reward, or `package.module:name` of a function decorated with `@reward`. With `parts`, the name of
+    their sum. The default for an agent in an environment is `environment`."""
     settings: FreeSettings = Field(default_factory=dict)
-    """What the reward is made with, for those that are made with something."""
+    """Settings of the reward, if it takes any."""
     parts: tuple[RewardPartConfig, ...] = ()
     """Several rewards, whose weighted sum is the reward."""
     timeout_seconds: PositiveFloat = 30.0
-    """Limit for one trajectory; a reward that runs longer is killed and the trajectory is dropped, never given 0."""
+    """Time limit for scoring one trajectory. A reward that takes longer is killed, and the trajectory is dropped rather
+    than given 0."""
     max_concurrency: PositiveInt = 64
-    """Rewards in flight at the same time."""
+    """Maximum number of trajectories scored at the same time."""
     retries: Annotated[int, Field(ge=0)] = 1
-    """Tries after the first when a reward raises."""
+    """Further attempts when a reward raises an exception."""
 
     @model_validator(mode="before")
     @classmethod
@@ -81,7 +82,7 @@ class RewardConfig(Config):
     @model_validator(mode="after")
     def _settings_of_one(self) -> RewardConfig:
         if self.parts and self.settings:
-            raise ValueError("settings belong to the parts here; write them into the part that they are for")
+            raise ValueError("with parts, settings belong to the parts: move each into the part that it is for")
         return self
 
     @property
@@ -97,28 +98,29 @@ class EnvironmentChoice(Config):
     """Which environment, and where it runs."""
 
     name: str
-    """An environment we ship, one that a package has installed, or `package.module:KIND`."""
+    """A built-in environment, one provided by an installed package, or `package.module:KIND`."""
     settings: FreeSettings = Field(default_factory=dict)
-    """What the environment is made with; its page lists the keys."""
+    """Settings of the environment; its page lists the keys."""
     place: Literal["process", "thread"] | None = None
-    """Where it runs; unset: where the environment says."""
+    """Run it in a process or in a thread; unset leaves the choice to the environment."""
     url: Annotated[str, Field(pattern=r"^https?://[^@\s]+$")] | None = None
-    """A server that runs it, with these settings: `python -m agentfly_lib.envs.host --http PORT --kind NAME`."""
+    """Address of a server that runs the environment with these settings
+    (`python -m agentfly_lib.envs.host --http PORT --kind NAME`)."""
 
 
 class EnvironmentConfig(EnvironmentChoice):
-    """Where the agent acts: its actions become the agent's tools, and its prompt and its reward stand where the recipe
-    gives none."""
+    """The environment that the agent acts in. Its actions become the agent's tools; its prompt and its reward apply
+    unless the recipe sets others."""
 
     warm: Annotated[int, Field(ge=0)] = 2
-    """So many are kept ready between trajectories."""
+    """Number of environments kept ready between trajectories."""
     cap: PositiveInt = 32
-    """Most that exist at the same time; a trajectory that needs another waits for its turn."""
+    """Maximum number of environments at the same time. A trajectory that needs another one waits."""
 
     @model_validator(mode="after")
     def _fits(self) -> EnvironmentConfig:
         if self.warm > self.cap:
-            raise ValueError(f"warm={self.warm} is more than cap={self.cap}, the most that may exist")
+            raise ValueError(f"warm={self.warm} is more than cap={self.cap}; lower warm or raise cap")
         return self
 
 
@@ -129,32 +131,32 @@ class McpServerConfig(Config):
     """An MCP server, whose tools become the agent's: a program (`command`) or an address (`url`)."""
 
     command: Annotated[str, Field(min_length=1)] | None = None
-    """A program that is started for each trajectory and spoken to through its standard input and output."""
+    """A program that is started for each trajectory and used through its standard input and output."""
     args: tuple[str, ...] = ()
     """Arguments of `command`."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Its environment, on top of a few harmless variables; nothing else of ours reaches it. Written into the run
-    directory, so not the place for secrets."""
+    """Environment variables of the program, besides a few harmless ones; it inherits no others. They are written into
+    the run directory, so put no secrets here."""
     pass_env: tuple[str, ...] = ()
-    """Variables of our own environment that it gets too: secrets, by name."""
+    """Names of environment variables to pass on from this process, for secrets."""
     folder: Path | None = None
-    """Where it is started."""
+    """Working directory of the program."""
     url: Annotated[str, Field(pattern=r"^https?://.")] | None = None
-    """Of a server that is reached by streamable HTTP; each trajectory has a session of its own."""
+    """Address of a server that is reached by streamable HTTP. Each trajectory has its own session."""
     headers: dict[str, str] = Field(default_factory=dict)
-    """HTTP headers of every request. Written into the run directory, so not the place for secrets."""
+    """HTTP headers of every request. They are written into the run directory, so put no secrets here."""
     headers_env: dict[str, str] = Field(default_factory=dict)
-    """More headers, by the variables of our own environment that hold them: secrets, by name."""
+    """Further headers, for secrets: each header's name, and the environment variable that holds its value."""
     token_env: str | None = None
-    """Variable of our own environment that holds a bearer token for it."""
+    """Environment variable that holds a bearer token for the server."""
     tools: tuple[str, ...] | None = None
-    """The ones wanted, by the server's names; unset means all."""
+    """The server's tools to use, by name; unset means all."""
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]*$")] = ""
-    """Put before their names, where two servers use the same ones."""
+    """Prefix for the names of the tools, to tell apart servers that use the same names."""
     timeout_seconds: PositiveFloat | None = None
-    """Limit of a call; unset means the agent's."""
+    """Time limit for one call; unset means `agent.tool_timeout_seconds`."""
     start_seconds: PositiveFloat = 30.0
-    """Limit for reaching it and for hearing which tools it has."""
+    """Time limit for connecting and listing the tools."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> McpServerConfig:
@@ -173,74 +175,75 @@ class McpServerConfig(Config):
 
 
 class NoCompactionConfig(Config):
-    """A full context ends the trajectory."""
+    """No compaction: a full context ends the trajectory."""
 
     type: Literal["none"] = "none"
 
 
 class SlidingWindowConfig(Config):
-    """The oldest turns are left out of a new segment; the first prompt and the newest turns stay."""
+    """Starts a new segment without the oldest turns. The first prompt and the newest turns stay."""
 
     type: Literal["sliding_window"] = "sliding_window"
     start_at: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of the context that is used when it happens."""
+    """Compact when this share of the context is used."""
     keep: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of the context that the new segment's prompt may take."""
 
     @model_validator(mode="after")
     def _shrinks(self) -> SlidingWindowConfig:
         if self.keep >= self.start_at:
-            raise ValueError(f"keep={self.keep} must be less than start_at={self.start_at}, or nothing is won")
+            raise ValueError(f"keep={self.keep} must be less than start_at={self.start_at}, or no room is gained")
         return self
 
 
 class SummaryConfig(Config):
-    """The policy writes a summary, which is trained on, and goes on from it in a new segment.
+    """The policy writes a summary, which is trained on, and continues from it in a new segment.
 
-    Where the context has no room left for one, the oldest turns are left out instead, as in `sliding_window`.
+    If the context has no room for a summary, the oldest turns are left out instead, as in `sliding_window`.
     """
 
     type: Literal["summary"] = "summary"
     start_at: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """Share of the context that is used when it happens; the rest must hold the instruction and the summary."""
+    """Compact when this share of the context is used. The rest must hold the instruction and the summary."""
     max_tokens: PositiveInt = 512
-    """Longest summary."""
+    """Maximum length of the summary, in tokens."""
     instruction: Annotated[str, Field(min_length=1)] = SUMMARY_INSTRUCTION
-    """What the policy is told."""
+    """The instruction that asks the policy for a summary."""
 
 
 CompactionConfig = Annotated[NoCompactionConfig | SlidingWindowConfig | SummaryConfig, Field(discriminator="type")]
 
 
 class AgentSettings(Config):
-    """What every kind of agent has."""
+    """Settings that every type of agent has."""
 
     template: str | None = None
     """Name of a template family; unset means the model's own chat template."""
     thinking: bool | None = None
-    """Whether the model reasons before it answers, where its template can switch that; unset leaves it as it is."""
+    """Whether the model reasons before it answers, if its template supports both; unset keeps the template's
+    default."""
     system_prompt: str | None = None
-    """Put before a problem's messages, unless they begin with a system message; unset: the environment's prompt, if
-    any."""
+    """System message, unless the problem's messages begin with one. If unset, the environment's prompt is used, if it
+    has one."""
     environment: EnvironmentConfig | None = None
-    """Where the agent acts, if it does so in an environment."""
+    """The environment that the agent acts in, if any."""
     tools: tuple[str, ...] = ("calculator",)
-    """Tools we ship, or `package.module:name`. With an environment or MCP servers, whose tools the agent has anyway,
-    the default is none."""
+    """Built-in tools, or `package.module:name`. The tools of an environment or of MCP servers need not be listed; with
+    either, the default is an empty list."""
     mcp_servers: tuple[McpServerConfig, ...] = ()
-    """Servers whose tools the agent has too."""
+    """MCP servers whose tools the agent has as well."""
     tool_settings: dict[str, FreeSettings] = Field(default_factory=dict)
-    """By a tool's name: what that tool is made with; its documentation lists the keys."""
+    """Settings of tools, by tool name; the tool's documentation lists the keys."""
     reward: RewardConfig = RewardConfig()
     """How trajectories are scored."""
     max_turns: PositiveInt = 3
-    """Turns that the policy may take."""
+    """Maximum number of turns in a trajectory."""
     tool_timeout_seconds: PositiveFloat = 30.0
-    """Limit of a tool call whose tool sets none of its own."""
+    """Time limit for a tool call, unless the tool sets its own."""
     max_tool_chars: PositiveInt = 4096
-    """Longer tool results are cut with a mark, where the tool sets no limit of its own."""
+    """Tool results longer than this are truncated and marked, unless the tool sets its own limit."""
     max_calls_per_turn: Annotated[int, Field(ge=1, le=128)] = 32
-    """Tool calls of one turn that are run; those beyond are refused, and the policy is told."""
+    """Maximum number of tool calls in one turn. Further calls are refused with an error message to the policy."""
     compaction: CompactionConfig = NoCompactionConfig()
     """What happens when the context is nearly full."""
 
@@ -262,37 +265,38 @@ class HFAgentConfig(AgentSettings):
 
     type: Literal["hf"] = "hf"
     parser: str | None = None
-    """Which tool-call parser reads replies (`agentfly_lib.chat.parser_names`); unset: what the template teaches."""
+    """Parser for tool calls in replies (`agentfly_lib.chat.parser_names`); unset: the format that the template
+    teaches."""
 
 
 class ImageAgentConfig(AgentSettings):
-    """As `hf`, for models that see: images of the problem and of tools reach the prompt."""
+    """Like `hf`, for vision models: images of the problem and of tool results are put into the prompt."""
 
     type: Literal["image"] = "image"
     parser: str | None = None
-    """As for `hf`."""
+    """Parser for tool calls in replies, as for `hf`."""
 
 
 class ReActAgentConfig(AgentSettings):
-    """Acts in words: Thought, Action, Action Input, and in the end Final Answer."""
+    """Acts in plain text: Thought, Action, Action Input, and finally Final Answer."""
 
     type: Literal["react"] = "react"
 
 
 class CodeAgentConfig(AgentSettings):
-    """Writes code blocks, which an interpreter answers."""
+    """Writes code blocks, which an interpreter runs."""
 
     type: Literal["code"] = "code"
     tools: tuple[str, ...] = ("code_interpreter",)
-    """Tools we ship, or `package.module:name`; one of them runs the code blocks."""
+    """The tool that runs the code blocks: a built-in one, or `package.module:name`."""
 
 
 class SearchAgentConfig(AgentSettings):
-    """Asks in `<search>`, reads `<information>`, ends with `<answer>`."""
+    """Searches with `<search>`, receives `<information>`, and ends with `<answer>`."""
 
     type: Literal["search"] = "search"
     tools: tuple[str, ...] = ("web_search",)
-    """Tools we ship, or `package.module:name`; one of them answers the searches."""
+    """The tool that answers the searches: a built-in one, or `package.module:name`."""
 
 
 class GUIAgentConfig(AgentSettings):
@@ -300,21 +304,21 @@ class GUIAgentConfig(AgentSettings):
 
     type: Literal["gui"] = "gui"
     tools: tuple[str, ...] = ()
-    """One per action, named as the action is."""
+    """One tool per action, with the same name as the action."""
     screen_width: PositiveInt = 1280
-    """Pixels."""
+    """Width of the screen, in pixels."""
     screen_height: PositiveInt = 720
-    """Pixels."""
+    """Height of the screen, in pixels."""
 
 
 class CustomAgentConfig(AgentSettings):
-    """An agent class of one's own."""
+    """Your own agent class."""
 
     type: Literal["custom"] = "custom"
     name: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     """`package.module:ClassName` of a subclass of `agentfly_lib.agents.Agent`."""
     options: FreeSettings = Field(default_factory=dict)
-    """Arguments of the class's own, beside those that every agent takes."""
+    """Arguments of this class, besides those that every agent takes."""
 
 
 def agent_type(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The learning rule, part by part. What each part computes, with its source, stands in `docs/algorithms.md`.
+"""The learning rule, part by part. `docs/algorithms.md` gives the formula and the source of each part.
 
-Every part is chosen by its `type` and has the published values as defaults; where one choice decides another (GSPO
-averages over sequences, REINFORCE++ takes its penalty out of the reward), the other follows unless it is given, and
-what cannot go together is refused here, before anything starts.
+Each part is chosen by its `type` and has the published values as defaults. Where one choice implies another (GSPO
+averages over sequences, REINFORCE++ subtracts its penalty from the reward), the implied value is the default.
+Combinations that do not fit are refused here, before anything starts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 class _Advantage(Config):
     compares: ClassVar[Literal["group", "batch", "nothing"]] = "group"
-    """With what a trajectory is compared: the chains of its problem, the whole step, or nothing."""
+    """What a trajectory is compared with: the chains of its problem, the whole step, or nothing."""
     whitens: ClassVar[bool] = False
     """Advantages get mean 0 and variance 1 over all trained tokens of the step."""
 
@@ -69,13 +69,13 @@ class DrGrpoAdvantageConfig(_Advantage):
 
 
 class RlooAdvantageConfig(_Advantage):
-    """A_i = G / (G - 1) (R_i - mean): the reward less the mean of the others (arXiv 2402.14740)."""
+    """A_i = G / (G - 1) (R_i - mean): the reward minus the mean of the others (arXiv 2402.14740)."""
 
     type: Literal["rloo"] = "rloo"
 
 
 class ReinforcePPAdvantageConfig(_Advantage):
-    """Undiscounted return-to-go of the reward less the KL penalty, whitened over the step (arXiv 2501.03262)."""
+    """Undiscounted return-to-go of the reward minus the KL penalty, whitened over the step (arXiv 2501.03262)."""
 
     type: Literal["reinforce_pp"] = "reinforce_pp"
     compares: ClassVar = "batch"
@@ -90,15 +90,15 @@ class ReinforcePPBaselineAdvantageConfig(_Advantage):
 
 
 class GigpoAdvantageConfig(_Advantage):
-    """GRPO's advantage plus `omega` times that of each turn among those that began in the same state (2505.10978)."""
+    """GRPO's advantage, plus `omega` times that of each turn among turns that began in the same state (2505.10978)."""
 
     type: Literal["gigpo"] = "gigpo"
     omega: NonNegativeFloat = 1.0
     """Weight of the turn's advantage."""
     gamma: Fraction = 0.95
-    """Discount per turn of the rewards that follow a turn."""
+    """Discount per turn for the rewards that follow a turn."""
     normalise: bool = True
-    """Divide by the standard deviation, of the group and of each state; off: only subtract the mean."""
+    """Divide by the standard deviation of the group and of each state; if false, only subtract the mean."""
 
 
 class TurnReturnsAdvantageConfig(_Advantage):
@@ -110,7 +110,7 @@ class TurnReturnsAdvantageConfig(_Advantage):
 
 
 class GaeAdvantageConfig(_Advantage):
-    """PPO's generalised advantage estimation with a value head, over trained tokens alone (arXiv 1506.02438)."""
+    """PPO's generalised advantage estimation with a value head, over trained tokens only (arXiv 1506.02438)."""
 
     type: Literal["gae"] = "gae"
     compares: ClassVar = "nothing"
@@ -118,11 +118,11 @@ class GaeAdvantageConfig(_Advantage):
     gamma: Fraction = 1.0
     """Discount per trained token."""
     lam: Fraction = 0.95
-    """Weight of longer returns."""
+    """GAE's lambda: the weight of longer returns."""
     value_coefficient: PositiveFloat = 0.5
     """Weight of the value head's squared error in the loss."""
     value_clip: PositiveFloat = 0.2
-    """The head moves at most this far from its value at the start of the step before its error stops to pull."""
+    """Clip range of the value loss, around the value at the start of the step."""
 
 
 class AcceptedAdvantageConfig(_Advantage):
@@ -131,13 +131,13 @@ class AcceptedAdvantageConfig(_Advantage):
     type: Literal["accepted"] = "accepted"
     compares: ClassVar = "nothing"
     min_reward: float | Literal["none"] = 1.0
-    """`none` accepts every trajectory that has a reward (supervised fine-tuning)."""
+    """Lowest reward that is accepted. `none` accepts every trajectory that has a reward (supervised fine-tuning)."""
     distinct: bool = True
-    """Of trajectories of one problem that sampled the same tokens, only the first is trained on."""
+    """If several trajectories of one problem sampled the same tokens, train only on the first."""
 
 
 class CustomAdvantageConfig(_Advantage):
-    """A function of your own, from the episodes of a group to one advantage for each, or one for each of its tokens."""
+    """Your own function. It takes the episodes of a group and returns one advantage per episode, or one per token."""
 
     type: Literal["custom"] = "custom"
     function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -170,7 +170,7 @@ class PpoLossConfig(Config):
     clip_high: PositiveFloat = 0.28
     """Ratios above 1 + clip_high are clipped."""
     dual_clip: Annotated[float, Field(gt=1)] | Literal["none"] = 3.0
-    """Bound of the loss for negative advantages: min(L, -dual_clip * A); `none` for no bound (arXiv 1912.09729)."""
+    """Upper bound of the loss for negative advantages: min(L, -dual_clip * A); `none`: no bound (arXiv 1912.09729)."""
 
 
 class CispoLossConfig(Config):
@@ -182,11 +182,11 @@ class CispoLossConfig(Config):
 
 
 class GspoLossConfig(Config):
-    """PPO's clipping of the trajectory's mean log-ratio instead of each token's ratio (arXiv 2507.18071)."""
+    """PPO's clipping, applied to exp of a trajectory's mean log-ratio, not to each token's ratio (arXiv 2507.18071)."""
 
     type: Literal["gspo"] = "gspo"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
-    """Ratios below 1 - clip_low are clipped; a ratio is the mean over a trajectory, so it is close to 1."""
+    """Ratios below 1 - clip_low are clipped. The ratio is a mean over the trajectory, so it is close to 1."""
     clip_high: PositiveFloat = 4e-4
     """Ratios above 1 + clip_high are clipped."""
 
@@ -216,7 +216,7 @@ class SequenceMeanConfig(Config):
 
 
 class DrGrpoAggregationConfig(Config):
-    """sum(m L) / (B L_max) with a constant L_max: a length of its own has no influence (arXiv 2503.20783)."""
+    """sum(m L) / (B L_max) with a constant L_max, independent of the trajectory's length (arXiv 2503.20783)."""
 
     type: Literal["dr_grpo"] = "dr_grpo"
     max_tokens: PositiveInt | None = None
@@ -229,28 +229,30 @@ AggregationConfig = Annotated[
 
 
 class KlConfig(Config):
-    """A penalty against a frozen copy of the starting policy, off at coefficient 0."""
+    """A penalty for the KL divergence from a frozen copy of the starting policy."""
 
     coefficient: NonNegativeFloat = 0.0
-    """Factor of the penalty; above 0 every rank holds a second copy of the model, unless LoRA is on."""
+    """Weight of the penalty; 0 turns it off. Above 0, every rank holds a second copy of the model, unless LoRA is
+    used."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """With x = f - l: -x, x^2 / 2, or exp(x) - x - 1."""
+    """k1 = -x, k2 = x^2 / 2, k3 = exp(x) - x - 1, where x = f - l: the frozen policy's log-prob minus the trained
+    policy's."""
     place: Literal["loss", "reward"] = "loss"
-    """Added to the loss (k3 times the ratio, so that its gradient is unbiased), or taken from the reward, token by
-    token, measured at the start of the step."""
+    """`loss` adds the penalty to the loss (k3 is multiplied by the ratio, so that its gradient is unbiased). `reward`
+    subtracts it from the reward token by token, as measured at the start of the step."""
 
     @model_validator(mode="after")
     def _useful(self) -> KlConfig:
         if self.coefficient and (self.estimator, self.place) == ("k1", "loss"):
             raise ValueError(
-                "estimator='k1' as a loss has a gradient whose mean is zero, it would penalise nothing; "
+                "estimator='k1' with place='loss' has a gradient whose mean is zero, so it would penalise nothing; "
                 "use k2 or k3, or place='reward'"
             )
         return self
 
 
 class NoCorrectionConfig(Config):
-    """Trust that engine and learner agree."""
+    """No correction: assume that the engine and the learner compute the same log-probs."""
 
     type: Literal["none"] = "none"
 
@@ -272,7 +274,7 @@ class TisSequenceConfig(Config):
 
 
 class MaskSequenceConfig(Config):
-    """The trajectory's weight exp(sum(old - recorded)), and 0 where that is above `limit`."""
+    """One weight per trajectory: exp(sum(old - recorded)), or 0 if that is above `limit`."""
 
     type: Literal["mask_sequence"] = "mask_sequence"
     limit: Annotated[float, Field(ge=1)] = 3.0
@@ -280,7 +282,7 @@ class MaskSequenceConfig(Config):
 
 
 class MaskGeometricConfig(Config):
-    """Weight 0 for trajectories whose mean ratio exp(mean(old - recorded)) is outside of [low, high], else 1."""
+    """Weight 0 for trajectories whose mean ratio exp(mean(old - recorded)) is outside [low, high], else 1."""
 
     type: Literal["mask_geometric"] = "mask_geometric"
     low: Annotated[float, Field(gt=0, le=1)] = 0.99
@@ -296,22 +298,23 @@ CorrectionConfig = Annotated[
 
 
 class AlgorithmConfig(Config):
-    """What is maximised."""
+    """The learning rule: advantage, loss and corrections."""
 
     advantage: AdvantageConfig = GrpoAdvantageConfig()
     """How much better than expected a trajectory, a turn or a token was."""
     loss: LossConfig = PpoLossConfig()
     """The loss of one token."""
     aggregation: AggregationConfig = TokenMeanConfig()
-    """How the losses of tokens are summed up; GSPO's own is `seq_mean_token_mean`."""
+    """How the losses of tokens are averaged; with `gspo`, the default is `seq_mean_token_mean`."""
     kl: KlConfig = KlConfig()
-    """Penalty for leaving the starting policy."""
+    """Penalty for moving away from the starting policy."""
     entropy_coefficient: NonNegativeFloat = 0.0
-    """A bonus for the policy's entropy at trained tokens, subtracted from the loss; 0 computes no gradient for it."""
+    """Weight of a bonus for the policy's entropy at trained tokens, subtracted from the loss; 0 turns it off."""
     correction: CorrectionConfig = TisTokenConfig()
-    """Of the difference between the engine that sampled and the learner; `none` for maximum likelihood."""
+    """Importance weights for the difference between the policy that sampled and the learner's; `none` for maximum
+    likelihood."""
     mask_truncated: bool = False
-    """Leave trajectories that a limit cut out of the loss (they still count in their group)."""
+    """Leave trajectories that were cut off by a limit out of the loss. They still count in their group."""
     ablation_train_on_all_tokens: bool = False
     """FOR EXPERIMENTS ONLY: train on prompts and tool results too, as if the policy had written them."""
 
@@ -345,13 +348,13 @@ class AlgorithmConfig(Config):
         advantage, loss = self.advantage.type, self.loss.type
         if loss == "gspo" and self.aggregation.type != "seq_mean_token_mean":
             raise ValueError(
-                f"loss.type='gspo' is a mean over trajectories, it cannot be summed as "
+                f"loss.type='gspo' is a mean over trajectories and does not work with "
                 f"aggregation.type={self.aggregation.type!r}; leave aggregation out"
             )
         if (advantage == "accepted") != (loss == "nll"):
             raise ValueError(
-                f"advantage.type={advantage!r} with loss.type={loss!r}: maximum likelihood ('nll') is for trajectories "
-                "that are 'accepted', and the other losses need an advantage that compares; change one of them"
+                f"advantage.type={advantage!r} does not work with loss.type={loss!r}: 'nll' (maximum likelihood) and "
+                "'accepted' need each other; change one of the two"
             )
         if loss == "nll" and self.correction.type != "none":
             raise ValueError(
@@ -361,8 +364,8 @@ class AlgorithmConfig(Config):
             raise ValueError("loss.type='nll' does not read rewards token by token; use kl.place='loss'")
         if self.mask_truncated and self.advantage.compares == "group" and self.needs_measurements:
             raise ValueError(
-                "mask_truncated leaves trajectories unmeasured whose penalty their group needs with kl.place='reward'; "
-                "use kl.place='loss'"
+                "mask_truncated leaves trajectories unmeasured, but with kl.place='reward' their group needs their "
+                "penalty; use kl.place='loss'"
             )
         fixed = _KL_OF.get(advantage)
         if fixed and self.kl.coefficient and (self.kl.estimator, self.kl.place) != (fixed["estimator"], fixed["place"]):
@@ -412,21 +415,21 @@ class OptimConfig(Config):
     """AdamW and its schedule."""
 
     lr: PositiveFloat = 1e-6
-    """Learning rate, at its highest."""
+    """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of AdamW's two moments."""
     eps: PositiveFloat = 1e-8
-    """Added to the root of AdamW's second moment."""
+    """Added to the square root of AdamW's second moment."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay; norms and biases are decayed too."""
+    """Decoupled weight decay, for norms and biases too."""
     max_grad_norm: PositiveFloat = 1.0
-    """The gradient is scaled down to this norm, taken over all ranks."""
+    """Gradients are clipped to this norm, taken over all ranks."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps over which the rate rises linearly from 0."""
+    """Steps of linear warm-up from 0."""
     final_lr_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Linear decay over the run's steps down to this fraction of `lr`; 1 keeps it constant."""
+    """Linear decay over the run's steps to this fraction of `lr`; 1 keeps it constant."""
     minibatches: PositiveInt = 1
-    """Optimizer updates per step; the trajectories of a step are dealt into this many batches."""
+    """Optimizer updates per step. The trajectories of a step are split into this many batches."""
 
     @model_validator(mode="after")
     def _betas(self) -> OptimConfig:
