@@ -13,7 +13,7 @@ __all__ = ["Config", "FreeSettings"]
 
 def _without_null(settings: dict[str, Any]) -> dict[str, Any]:
     if (key := _first_null(settings)) is not None:
-        raise ValueError(f"{key} is null, which no recipe can say; leave it out, or give it a value")
+        raise ValueError(f"{key} is null, which no recipe can say (TOML has no null); leave it out, or give it a value")
     return settings
 
 
@@ -30,8 +30,8 @@ def _first_null(value: Any, at: str = "") -> str | None:
 
 
 FreeSettings = Annotated[dict[str, Any], AfterValidator(_without_null)]
-"""What a recipe hands on to something that checks it itself. Without nulls at any depth: TOML has none, so a run
-directory would give another config back."""
+"""Settings that a recipe passes on to a component, which checks them itself. Nulls are refused at any depth: TOML has
+none, so the config read back from a run directory would differ."""
 
 
 _SECRET = re.compile(r"\s*(?:https?://[^/?#@\s]+@|[a-z][a-z0-9+.-]*://[^/?#@:\s]*:[^/?#@\s]+@)", re.IGNORECASE)
@@ -51,7 +51,7 @@ def _first_secret(value: Any, at: str = "") -> str | None:
 
 
 class Config(BaseModel):
-    """A part of a recipe. Unknown keys are errors, and so are passwords; values never change after loading."""
+    """A part of a recipe. Unknown keys and passwords are errors; values never change after loading."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -66,7 +66,7 @@ class Config(BaseModel):
     def _holds_no_secret(self) -> Self:
         if (key := _first_secret(self.__dict__)) is not None:
             raise ValueError(
-                f"{key} is an address with a user or a password, and a recipe is stored and shown; leave them out, and "
-                "give them by an environment variable"
+                f"{key} is an address with a user or a password, and a recipe is stored and shown; leave them out and "
+                "put them into an environment variable"
             )
         return self

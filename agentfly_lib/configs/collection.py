@@ -19,46 +19,50 @@ __all__ = [
 
 
 class NoDynamicSamplingConfig(Config):
-    """Train on what the step's problems give."""
+    """Train on the step's problems as they are."""
 
     type: Literal["none"] = "none"
 
 
 class SignalSamplingConfig(Config):
-    """Collect further problems in place of those whose chains all did equally well (DAPO, arXiv 2503.14476).
+    """Collect further problems to replace those whose chains all did equally well (DAPO, arXiv 2503.14476).
 
-    Judged by the raw outcome, before any shaping; at most `max_refills` times, then the step trains on what there is.
+    Chains are compared by their raw outcome, before any shaping. After `max_refills` rounds, the step trains on what
+    there is.
     """
 
     type: Literal["signal"] = "signal"
     max_refills: PositiveInt = 3
-    """Rounds of further problems in one step."""
+    """Maximum number of rounds of further problems in one step."""
     outcome: str | None = None
-    """Part of the reward that is the raw outcome; unset: the first part of a composite, else the reward itself."""
+    """The part of the reward that is the raw outcome. If unset: the first part of a composite reward, otherwise the
+    reward itself."""
 
 
 DynamicSamplingConfig = Annotated[NoDynamicSamplingConfig | SignalSamplingConfig, Field(discriminator="type")]
 
 
 class EpochOrderConfig(Config):
-    """Every problem once per epoch, in seeded random order."""
+    """Every problem once per epoch, in a seeded random order."""
 
     type: Literal["epochs"] = "epochs"
 
 
 class CurriculumOrderConfig(Config):
-    """Problems are drawn with weights: the more their recent success is in doubt, the more often.
+    """Draws problems by weight: those whose recent success rate is closest to 1/2 most often.
 
-    A problem of recent success rate p weighs floor + (1 - floor) 4 p (1 - p); what was never tried counts as p = 1/2.
+    A problem with the recent success rate p has the weight floor + (1 - floor) 4 p (1 - p). A problem that was never
+    tried counts as p = 1/2.
     """
 
     type: Literal["curriculum"] = "curriculum"
     recency: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Weight of the newest try: p <- (1 - recency) p + recency * mean outcome, outcomes clipped to [0, 1]."""
+    """Weight of the newest attempt: p <- (1 - recency) p + recency * mean outcome, outcomes clipped to [0, 1]."""
     floor: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Least weight, so that no problem is given up."""
+    """Smallest weight, so that no problem is dropped for good."""
     outcome: str | None = None
-    """Part of the reward that says success; unset: the first part of a composite, else the reward itself."""
+    """The part of the reward that measures success. If unset: the first part of a composite reward, otherwise the
+    reward itself."""
 
 
 ProblemOrderConfig = Annotated[EpochOrderConfig | CurriculumOrderConfig, Field(discriminator="type")]

@@ -26,73 +26,73 @@ __all__ = [
 
 class _SeededConfig(Config):
     seed: int = 0
-    """Seed of what is held out, and of generated problems; their order in training follows `run.seed`."""
+    """Seed of the held-out split and of generated problems. The order in training depends on `run.seed`."""
 
 
 class _SplitConfig(_SeededConfig):
     eval_problems: PositiveInt | None = None
-    """Use at most this many held-out problems (the first ones after a seeded shuffle); all if unset."""
+    """Use at most this many held-out problems, the first after a seeded shuffle; all if unset."""
     train_problems: PositiveInt | None = None
     """Use at most this many training problems; all if unset."""
 
 
 class ImageSourcesConfig(Config):
-    """Where the pictures of a dataset's columns `image` and `images` may come from, beside the rows themselves and the
-    data file's own folder."""
+    """Where the images of the columns `image` and `images` may come from, besides the rows themselves and the data
+    file's own folder."""
 
     folders: tuple[Path, ...] = ()
-    """Files below them."""
+    """Folders whose files may be read, subfolders included."""
     hosts: tuple[str, ...] = ()
-    """Addresses of these hosts (`example.org`, `*.example.org`) are fetched while the dataset is prepared; public
+    """Hosts (`example.org`, `*.example.org`) from which images are downloaded while the dataset is prepared; public
     addresses only."""
 
 
 class FilesDataConfig(_SplitConfig):
-    """Rows of JSON (a list), JSONL, CSV, Parquet or Arrow files: `question` or `messages`, and free columns."""
+    """JSON (a list), JSONL, CSV, Parquet or Arrow files. Rows have `question` or `messages`, and any other columns."""
 
     type: Literal["files"] = "files"
     train: Path
-    """File of the training problems."""
+    """File with the training problems."""
     eval: Path | None = None
-    """Held-out rows. If unset, `eval_fraction` of the training rows is held out."""
+    """File with the held-out problems. If unset, `eval_fraction` of the training rows is held out."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of the training rows that is held out where `eval` is unset."""
+    """Share of the training rows that is held out if `eval` is unset."""
     question_column: str = "question"
-    """Column that holds the question, for rows without messages."""
+    """Column with the question, for rows without messages."""
     messages_column: str = "messages"
-    """Column that holds a conversation to go on from; goes before the question."""
+    """Column with a conversation to continue; takes precedence over the question."""
     images: ImageSourcesConfig = ImageSourcesConfig()
-    """Where pictures may come from."""
+    """Where images may come from."""
     max_row_errors: Annotated[int, Field(ge=1)] = 5
-    """How many bad rows an error lists before it stops."""
+    """Maximum number of bad rows that an error message lists."""
 
 
 class HubDataConfig(_SplitConfig):
-    """A dataset by its hub id, through `datasets`."""
+    """A dataset from the Hugging Face hub, loaded with `datasets`."""
 
     type: Literal["hub"] = "hub"
     path: str
     """The dataset's id, such as `openai/gsm8k`."""
     name: str | None = None
-    """Its configuration, where it has several."""
+    """Configuration of the dataset, if it has several."""
     revision: str | None = None
-    """Branch, tag or commit; name a commit for a run that can be repeated."""
+    """Branch, tag or commit. Name a commit to make the run reproducible."""
     train_split: str = "train"
-    """Split of the training problems."""
+    """Split with the training problems."""
     eval_split: str | None = None
-    """Split of the held-out problems; if unset, `eval_fraction` of the training rows is held out."""
+    """Split with the held-out problems. If unset, `eval_fraction` of the training rows is held out."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of the training rows that is held out where `eval_split` is unset."""
+    """Share of the training rows that is held out if `eval_split` is unset."""
     question_column: str = "question"
-    """Column that holds the question, for rows without messages."""
+    """Column with the question, for rows without messages."""
     messages_column: str = "messages"
-    """Column that holds a conversation to go on from; goes before the question."""
+    """Column with a conversation to continue; takes precedence over the question."""
     images: ImageSourcesConfig = ImageSourcesConfig()
-    """Where pictures may come from."""
+    """Where images may come from."""
 
 
 class Gsm8kDataConfig(_SplitConfig):
-    """GSM8K in its published JSONL. `answer` ends in `#### N`: N is the column `answer`, the working `solution`."""
+    """GSM8K in its published JSONL. N of the final `#### N` becomes the column `answer`, the working `solution`."""
 
     type: Literal["gsm8k"] = "gsm8k"
     train: Path
@@ -102,17 +102,17 @@ class Gsm8kDataConfig(_SplitConfig):
 
 
 class ArithmeticDataConfig(_SeededConfig):
-    """Generated arithmetic word problems, from no file. The column `answer` holds the right number as text."""
+    """Generated arithmetic word problems; needs no files. The column `answer` holds the correct number as text."""
 
     type: Literal["arithmetic"] = "arithmetic"
     train_problems: PositiveInt = 4096
-    """Training problems to generate."""
+    """Number of training problems to generate."""
     eval_problems: PositiveInt = 128
-    """Held-out problems to generate; none is also a training problem."""
+    """Number of held-out problems to generate; none of them is also a training problem."""
     max_number: Annotated[int, Field(ge=9, le=9999)] = 99
     """Largest number in a problem."""
     two_step_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Fraction of problems that need two operations."""
+    """Share of the problems that need two operations."""
 
     @model_validator(mode="after")
     def _room(self) -> ArithmeticDataConfig:
@@ -125,40 +125,41 @@ class ArithmeticDataConfig(_SeededConfig):
 
 
 class ColoursDataConfig(_SeededConfig):
-    """Generated pictures of a coloured square. The column `picture` holds one as a `data:` URL, for the tool `look`;
-    `answer` the name of its colour."""
+    """Generated pictures of a coloured square. The column `picture` holds the picture as a `data:` URL, for the tool
+    `look`; the column `answer` holds the name of its colour."""
 
     type: Literal["colours"] = "colours"
     train_problems: PositiveInt = 2048
-    """Training problems to generate."""
+    """Number of training problems to generate."""
     eval_problems: PositiveInt = 128
-    """Held-out problems to generate."""
+    """Number of held-out problems to generate."""
 
 
 class EnvironmentDataConfig(EnvironmentChoice, _SeededConfig):
-    """The problems that an environment brings, with what the agent sees of each at first in its prompt. Which
-    environment is said as in `agent.environment`."""
+    """The problems of an environment; each prompt contains the environment's first observation. If no environment is
+    named here, `agent.environment` is used."""
 
     type: Literal["environment"] = "environment"
     train_problems: PositiveInt = 1024
-    """Use at most this many training problems, the first ones that the environment brings."""
+    """Use at most this many training problems, the first that the environment provides."""
     eval_problems: PositiveInt = 64
-    """Use at most this many held-out problems, the first ones that the environment brings."""
+    """Use at most this many held-out problems, the first that the environment provides."""
     instances: PositiveInt = 2
-    """Environments at the same time while the dataset is prepared."""
+    """Number of environments that run at the same time while the dataset is prepared."""
 
 
 class ShardsDataConfig(Config):
-    """Trajectories of runs that were scored, to be imitated (`agentfly finetune`); no problems are asked."""
+    """Scored trajectories of earlier runs to imitate (`agentfly finetune`). No rollouts are collected."""
 
     type: Literal["shards"] = "shards"
     runs: Annotated[tuple[Path, ...], Field(min_length=1)]
-    """Run directories; all their scored steps are read. `algorithm.advantage.min_reward` decides which trajectories are
-    good enough."""
+    """Run directories, of which all scored steps are read. `algorithm.advantage.min_reward` decides which trajectories
+    are good enough."""
     truncated: bool = False
-    """Imitate trajectories that a limit cut, too."""
+    """Also imitate trajectories that were cut off by a limit."""
     per_problem: PositiveInt | None = None
-    """Keep at most this many of each problem: those of the highest reward, among equals the shortest; all if unset."""
+    """Keep at most this many trajectories of each problem: those with the highest reward, and among equals the
+    shortest; all if unset."""
 
 
 ProblemDataConfig = (

@@ -12,33 +12,33 @@ __all__ = ["InferenceConfig", "OpenAIConfig", "SamplingConfig", "TransformersCon
 
 
 class SamplingConfig(Config):
-    """How tokens are drawn, in every backend alike.
+    """How tokens are sampled; the same in every backend.
 
     Logits are changed in this order: `logit_bias`; stop tokens banned by `min_tokens`; `repetition_penalty`;
     `frequency_penalty` and `presence_penalty`; `temperature`; `min_p`; `top_k`; `top_p`. Training rollouts refuse all
-    of these but the temperature, because the learner computes the log-probs of a policy without them.
+    of these except the temperature, because the learner computes the log-probs of a policy without them.
     """
 
     temperature: PositiveFloat = 1.0
-    """Logits are divided by it."""
+    """Logits are divided by this."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample among the likeliest tokens that together have this probability; 1 cuts nothing."""
+    """Sample from the likeliest tokens that together have this probability; 1 keeps every token."""
     top_k: Annotated[int, Field(ge=0)] = 0
-    """0 keeps every token."""
+    """Sample from this many of the likeliest tokens; 0 keeps every token."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Leave out tokens less likely than this share of the likeliest one; 0 cuts nothing."""
+    """Drop tokens whose probability is less than this share of the likeliest token's; 0 keeps every token."""
     repetition_penalty: PositiveFloat = 1.0
-    """Positive logits of tokens that are in the prompt or were sampled are divided by it, negative ones multiplied."""
+    """For tokens in the prompt or sampled before, positive logits are divided by this and negative ones multiplied."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """Taken from the logit of every token that was sampled."""
+    """Subtracted from the logit of every token that was sampled before."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """Taken from a token's logit once for each time it was sampled."""
+    """Subtracted from a token's logit once for each time it was sampled."""
     min_tokens: NonNegativeInt = 0
-    """So many tokens are sampled before one that ends the turn can be."""
+    """Number of tokens to sample before a token may end the turn."""
     logit_bias: dict[NonNegativeInt, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
-    """Added to the logits of these tokens, by id."""
+    """Token ids, and what is added to their logits."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Texts that end a turn; the token that completes one of them is the last, and is kept."""
+    """Strings that end a turn. The token that completes one of them is kept, as the last of the turn."""
 
     @property
     def truncates(self) -> bool:
@@ -70,21 +70,21 @@ class VllmEngineConfig(Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where engines run; `auto` takes GPUs if there are any."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of weights and activations."""
+    """Precision of weights and activations."""
     tensor_parallel: PositiveInt = 1
-    """GPUs of one engine."""
+    """Number of GPUs that each engine is spread over."""
     max_sequences: PositiveInt = 128
-    """Sequences that the engine decodes at the same time."""
+    """Maximum number of sequences that an engine decodes at the same time."""
     kv_cache_mib: PositiveInt = 64
-    """Key-value cache on a CPU, MiB."""
+    """Size of the key-value cache in MiB, on a CPU."""
     gpu_memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.45
-    """Share of a GPU's memory that the engine may take."""
+    """Share of a GPU's memory that an engine may use."""
     start_timeout_seconds: PositiveFloat = 600.0
-    """Limit for an engine to load its model and to be ready."""
+    """Time limit for an engine to load its model and become ready."""
     request_timeout_seconds: PositiveFloat = 600.0
-    """Limit of one generated turn."""
+    """Time limit for generating one turn."""
     threads: PositiveInt = 1
-    """CPU threads of an engine on a CPU."""
+    """CPU threads of each engine, on a CPU."""
 
 
 class InferenceConfig(VllmEngineConfig):
@@ -92,58 +92,60 @@ class InferenceConfig(VllmEngineConfig):
 
     type: Literal["vllm"] = "vllm"
     replicas: PositiveInt = 1
-    """Engines, among which requests are spread: a group's chains and their turns go to the same one if it has room."""
+    """Number of engines. A group's chains, and the turns of a chain, go to the same engine if it has room."""
     placement: Literal["auto", "split", "colocated"] = "auto"
-    """`split`: engines and learner have GPUs of their own. `colocated`: they share them, and the engines sleep while
-    the learner computes. `auto` shares only where there are too few. On CPUs it means nothing."""
+    """`split`: engines and learner use separate GPUs. `colocated`: they share GPUs, and the engines sleep while the
+    learner computes. `auto`: shared only if there are too few GPUs. Has no effect on CPUs."""
     weight_transfer: Literal["auto", "file", "nccl", "ipc"] = "auto"
     """How the learner's weights reach the engines. `file`: one safetensors file in shared memory. `nccl`: a broadcast
-    from GPU to GPU (placement `split`). `ipc`: the learner's own memory, opened on the GPU that both share (placement
-    `colocated`). `auto` is `file`."""
+    from GPU to GPU (placement `split`). `ipc`: each engine opens the learner's memory on the GPU that they share
+    (placement `colocated`). `auto` means `file`."""
     lora_sync: Literal["merged", "adapter"] = "merged"
-    """With `learner.lora`: engines get merged weights, or the adapters alone, megabytes that cost them some speed."""
+    """With `learner.lora`: send the merged weights to the engines, or only the adapters. Adapters are a few megabytes,
+    but make the engines somewhat slower."""
     update_timeout_seconds: PositiveFloat = 600.0
-    """Limit for an engine to load the learner's weights and to prove them, and for each way to and from sleep."""
+    """Time limit for an engine to load new weights and pass the check of them, and to fall asleep or wake up."""
     canary_tolerance: PositiveFloat = 1e-3
-    """Largest mean difference of log-probs, engine against learner, after a weight update. bfloat16 needs about 0.1."""
+    """Largest allowed mean difference of log-probs between engine and learner after a weight update. bfloat16 needs
+    about 0.1."""
 
 
 class TransformersConfig(Config):
-    """A model in this process, by `transformers`; for agents on their own."""
+    """A model in this process, with `transformers`; for agents outside of training."""
 
     device: str = "auto"
     """`cpu`, `cuda`, `mps`, or `auto`: a GPU if there is one."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of weights and activations."""
+    """Precision of weights and activations."""
     max_sequences: PositiveInt = 32
-    """Sequences that are decoded at the same time."""
+    """Maximum number of sequences decoded at the same time."""
     request_timeout_seconds: PositiveFloat = 600.0
-    """Limit of one generated turn, loading the model included."""
+    """Time limit for generating one turn, loading of the model included."""
 
 
 class OpenAIConfig(Config):
-    """A server that speaks OpenAI's protocol (vLLM serve, SGLang, Ollama, llama.cpp); for agents on their own."""
+    """A server with OpenAI's API (vLLM serve, SGLang, Ollama, llama.cpp); for agents outside of training."""
 
     base_url: str = "http://127.0.0.1:8000/v1"
     """Address of the server, up to and including `/v1`."""
     model: str | None = None
-    """What the server calls the model; unset means the agent's model."""
+    """Name of the model on the server; unset means the agent's model."""
     api: Literal["completions", "chat"] = "completions"
-    """`completions` sends the prompt as the agent renders it; `chat` leaves that to the server."""
+    """`completions` sends the prompt as the agent renders it; `chat` lets the server render it."""
     tokens: Literal["auto", "ids", "text"] = "auto"
-    """How `completions` sends a prompt: as token ids, as text, or as ids unless the server refuses them."""
+    """How `completions` sends a prompt: as token ids, as text, or (`auto`) as ids unless the server refuses them."""
     processed_logprobs: bool = False
-    """The server's log-probs are those after temperature (vLLM: `--logprobs-mode processed_logprobs`). Otherwise those
-    of a request with another temperature than 1, or a truncated distribution, are not used."""
+    """Whether the server returns log-probs after temperature (vLLM: `--logprobs-mode processed_logprobs`). If not, the
+    log-probs of requests with a temperature other than 1, or with a truncated distribution, are not used."""
     api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key, if the server wants one."""
+    """Environment variable that holds the API key, if the server needs one."""
     max_connections: PositiveInt = 256
-    """Requests in flight at the same time."""
+    """Maximum number of requests in flight."""
     request_timeout_seconds: PositiveFloat = 600.0
-    """Limit of one generated turn, retries included."""
+    """Time limit for generating one turn, retries included."""
     connect_timeout_seconds: PositiveFloat = 10.0
-    """Limit for reaching the server, each time."""
+    """Time limit for each attempt to connect to the server."""
     retries: Annotated[int, Field(ge=0)] = 4
-    """Tries after the first where the server is down, overloaded or breaks."""
+    """Further attempts if the server is down, overloaded or fails."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of every request's body."""
+    """Further fields for the body of every request."""

@@ -12,13 +12,13 @@ __all__ = ["ModelConfig", "PretrainedModelConfig", "TinyModelConfig", "TinyVisio
 
 
 class PretrainedModelConfig(Config):
-    """Any Hugging Face causal language model: a local directory, or a hub id (the only thing that reaches a hub)."""
+    """Any Hugging Face causal language model: a local directory, or a hub id, which is downloaded."""
 
     type: Literal["pretrained"] = "pretrained"
     name_or_path: str
     """A directory with `config.json`, safetensors weights, a tokenizer and a chat template; or a hub id."""
     revision: str | None = None
-    """Commit of a hub id."""
+    """Commit to download, for a hub id."""
 
 
 class TinyModelConfig(Config):
@@ -28,19 +28,19 @@ class TinyModelConfig(Config):
     seed: int = 0
     """Seed of its initial weights and of the supervised warm start."""
     warm_steps: Annotated[int, Field(ge=1)] = 400
-    """Supervised steps on correct demonstrations: the format, and to copy numbers."""
+    """Supervised steps on correct demonstrations, which teach the format and how to copy numbers."""
     spoil_steps: Annotated[int, Field(ge=0)] = 40
-    """Supervised steps on an imperfect mix, which leaves room to learn."""
+    """Supervised steps on a mix with wrong demonstrations, which leaves room for improvement."""
 
 
 class TinyVisionModelConfig(Config):
-    """A model that sees, of a third of a million parameters (Qwen2-VL's architecture), made on this machine."""
+    """A vision model of a third of a million parameters (Qwen2-VL's architecture), made on this machine."""
 
     type: Literal["tiny_vision"] = "tiny_vision"
     seed: int = 0
     """Seed of its initial weights and of the supervised warm start."""
     warm_steps: Annotated[int, Field(ge=1)] = 120
-    """Supervised steps on an imperfect mix of demonstrations, which leaves room to learn."""
+    """Supervised steps on a mix with wrong demonstrations, which leaves room for improvement."""
 
 
 ModelConfig = Annotated[PretrainedModelConfig | TinyModelConfig | TinyVisionModelConfig, Field(discriminator="type")]

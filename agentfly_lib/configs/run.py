@@ -1,4 +1,4 @@
-"""A whole recipe: `RunConfig` is the one parameter of the training flow, and the form in the Prefect page."""
+"""A whole recipe: `RunConfig` is the only parameter of the training flow, and Prefect's page shows it as a form."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ __all__ = [
 
 
 class RunSection(Config):
-    """Identity and length of the run."""
+    """Name, place, length and seed of the run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-    """Folder of the run under `root`, and its name in MLflow."""
+    """Name of the run's folder under `root`, and of the run in MLflow."""
     root: Path = Path("runs")
-    """Folder of all runs; MLflow's and Prefect's local stores lie here too."""
+    """Folder of all runs, which also holds the local stores of MLflow and Prefect."""
     steps: PositiveInt = 100
-    """Steps to train; raise it to go on with a finished run."""
+    """Number of steps to train. Raise it to continue a finished run."""
     seed: int = 0
-    """Seed of sampling and of the order of problems."""
+    """Seed of the sampling and of the order of problems."""
 
     @property
     def directory(self) -> Path:
@@ -57,65 +57,65 @@ class RolloutConfig(Config):
     """How trajectories are collected."""
 
     problems_per_step: PositiveInt = 16
-    """Problems asked in each step; times `chains` it is the batch."""
+    """Number of problems in each step. The batch has this many times `chains` trajectories."""
     chains: PositiveInt = 8
-    """Trajectories per problem (the group)."""
+    """Number of trajectories per problem (the group size)."""
     sampling: SamplingConfig = SamplingConfig()
-    """How tokens are drawn."""
+    """How tokens are sampled."""
     max_turn_tokens: PositiveInt = 512
-    """Tokens the policy may sample in one turn."""
+    """Maximum number of tokens that the policy may sample in one turn."""
     max_sampled_tokens: PositiveInt = 2048
-    """Tokens the policy may sample in one trajectory."""
+    """Maximum number of tokens that the policy may sample in one trajectory."""
     max_prompt_tokens: PositiveInt = 1024
-    """Longest first prompt; a longer one is refused when the dataset is prepared."""
+    """Maximum length of the first prompt, in tokens. Preparing a dataset fails if a prompt is longer."""
     context_length: PositiveInt = 4096
-    """Tokens of one segment, prompt included; the engine is started with this length."""
+    """Maximum length of one segment in tokens, prompt included. It is also the engine's context length."""
     max_concurrency: PositiveInt = 128
-    """Chains in flight at the same time, over all collections and evaluations."""
+    """Maximum number of chains in flight, over all collections and evaluations."""
     max_policy_lag: NonNegativeInt = 0
-    """Updates that the weights which sample a token may be behind those that are trained on it. 0 collects and updates
-    in turn, exactly on-policy; with L the collections of the next L steps go on during an update."""
+    """How many updates old the weights that sampled a token may be when it is trained on. 0 alternates collections and
+    updates and is exactly on-policy. With L, the collections of the next L steps go on during an update."""
     chain_timeout_seconds: PositiveFloat = 600.0
-    """Limit of one trajectory, from its first prompt to its end."""
+    """Time limit for one trajectory, from its first prompt to its end."""
     stage_timeout_seconds: PositiveFloat = 3600.0
-    """Limit of one whole collection; what is not done by then is dropped, and counted."""
+    """Time limit for one whole collection. Trajectories that are not finished by then are dropped and counted."""
     retries: NonNegativeInt = 1
-    """Tries after the first when a chain fails for an infrastructure reason."""
+    """Further attempts when a chain fails for an infrastructure reason."""
     max_consecutive_failures: PositiveInt = 16
-    """So many infrastructure failures in a row end the collection as an outage instead of going on."""
+    """This many infrastructure failures in a row count as an outage and end the collection."""
     flush_seconds: PositiveFloat = 0.1
     """A finished group is on disk at most this much later."""
     groups_per_part: PositiveInt = 64
-    """Largest number of groups in one shard part."""
+    """Maximum number of groups in one shard part."""
     order: ProblemOrderConfig = EpochOrderConfig()
-    """Which problems come when."""
+    """Which problems are drawn, and in what order."""
     dynamic_sampling: DynamicSamplingConfig = NoDynamicSamplingConfig()
-    """Whether groups without a signal are replaced."""
+    """Whether groups whose chains all did equally well are replaced."""
 
 
 class LoraConfig(Config):
-    """Low-rank adapters: only they are trained. Without dropout, which would make log-probs random."""
+    """Low-rank adapters; only they are trained. There is no dropout, because it would make log-probs random."""
 
     rank: PositiveInt = 16
-    """Inner width of the adapters."""
+    """Rank of the adapters."""
     alpha: PositiveFloat = 32.0
-    """The product of the two matrices counts alpha / rank times."""
+    """The product of the two matrices is scaled by alpha / rank."""
     target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Names of layers, such as `q_proj`; all linear ones but the output head if not said."""
+    """Names of layers such as `q_proj`, or `all-linear`: all linear layers except the output head."""
     quantize: Literal["nf4"] | None = None
-    """Keep the frozen linear layers as four bits a weight (QLoRA); needs `bitsandbytes`. Not with ZeRO 3."""
+    """Store the frozen linear layers in four bits per weight (QLoRA). Needs `bitsandbytes`; not with ZeRO 3."""
     vision: bool = False
-    """Adapters in the vision tower too, of a model that sees."""
+    """Also train adapters in the vision tower of a vision model."""
 
 
 class OffloadConfig(Config):
-    """What DeepSpeed keeps in the host's memory, or in files on a local disk, instead of on the GPU."""
+    """What DeepSpeed keeps in host memory, or in files on a local disk, instead of on the GPU."""
 
     optimizer: Literal["none", "cpu", "nvme"] = "none"
-    """The optimizer's state and the float32 copy of the weights; the update is then computed by the CPU. From ZeRO 1
-    on; `nvme` with ZeRO 3."""
+    """Where to keep the optimizer's state and the float32 copy of the weights. The CPU then computes the update. `cpu`
+    needs ZeRO 1 or higher, `nvme` needs ZeRO 3."""
     parameters: Literal["none", "cpu", "nvme"] = "none"
-    """The weights, with ZeRO 3: each layer's are fetched when it is computed."""
+    """Where to keep the weights; needs ZeRO 3. Each layer's weights are fetched when the layer is computed."""
     nvme_path: Path | None = None
     """Folder on a fast local disk, for `nvme`, which needs libaio and a compiler (`apt install libaio-dev g++`)."""
 
@@ -128,39 +128,39 @@ class LearnerConfig(Config):
     """DeepSpeed ranks, each in its own Ray actor."""
 
     ranks: PositiveInt = 1
-    """Processes that train together, each on a GPU of its own where there are GPUs."""
+    """Number of processes that train together, each on its own GPU if there are GPUs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where ranks run; `auto` takes GPUs if there are any."""
+    """Where ranks run; `auto` uses GPUs if there are any."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of weights and activations; with bfloat16 the optimizer keeps a float32 copy of the weights."""
+    """Precision of weights and activations. With bfloat16, the optimizer keeps a float32 copy of the weights."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
-    """What ranks share out instead of each keeping all: from 1 optimizer state, from 2 gradients, from 3 weights."""
+    """DeepSpeed's ZeRO stage. Ranks partition the optimizer state from 1, gradients from 2 and weights from 3."""
     microbatch_tokens: PositiveInt = 8192
-    """Token budget of one packed forward pass; a longer sample goes alone."""
+    """Token budget of one packed forward pass. A sample that is longer is processed alone."""
     logit_chunk_tokens: PositiveInt = 512
-    """Trained tokens whose logits exist at the same time."""
+    """Number of trained tokens whose logits are in memory at the same time."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
+    """Recompute activations in the backward pass instead of storing them: less memory, more time."""
     sequence_parallel: PositiveInt = 1
-    """Neighbouring ranks that share each packed row, for sequences that are too long for one GPU (Ulysses)."""
+    """Number of neighbouring ranks that share each packed row, for sequences too long for one GPU (Ulysses)."""
     offload: OffloadConfig = OffloadConfig()
-    """What is kept outside of the GPU's memory."""
+    """What is kept outside the GPU's memory."""
     lora: LoraConfig | None = None
     """Train adapters instead of all weights; needs the package `peft`."""
     freeze_vision: bool = False
-    """Leave the vision tower of a model that sees as it is."""
+    """Do not train the vision tower of a vision model."""
     threads: PositiveInt = 1
-    """CPU threads of a rank on a CPU."""
+    """CPU threads of each rank, on a CPU."""
     liger: Literal["auto"] | bool = "auto"
-    """Liger's fused kernels for norms, positions and MLPs: "auto" takes them on a GPU where `liger-kernel` is."""
+    """Liger's fused kernels for norms, positions and MLPs. `auto` uses them on a GPU if `liger-kernel` is installed."""
     allow_reshape: bool = False
-    """Whether a run may go on from a checkpoint that another number of ranks, or another ZeRO stage, has written."""
+    """Whether a run may continue from a checkpoint of another number of ranks or another ZeRO stage."""
     max_nonfinite_steps: PositiveInt = 3
-    """So many updates in a row with a non-finite loss or gradient end the run."""
+    """This many updates in a row with a non-finite loss or gradient end the run."""
     start_timeout_seconds: PositiveFloat = 600.0
-    """Limit for the ranks to load the model, or a checkpoint, and to meet."""
+    """Time limit for the ranks to load the model or a checkpoint and to connect to each other."""
     update_timeout_seconds: PositiveFloat = 3600.0
-    """Limit of one update."""
+    """Time limit for one update, and for each of the learner's other operations."""
 
     @model_validator(mode="after")
     def _offloads(self) -> LearnerConfig:
@@ -172,52 +172,52 @@ class LearnerConfig(Config):
         if offload.parameters != "none" and stage != 3:
             raise ValueError(f"offload.parameters needs zero_stage=3, not {stage}")
         if self.lora is not None and self.lora.quantize and stage == 3:
-            raise ValueError("lora.quantize: ZeRO 3 cannot deal out weights of four bits; set zero_stage to 2")
+            raise ValueError("lora.quantize: ZeRO 3 cannot deal out weights of four bits; set zero_stage to 2 or lower")
         if offload.nvme and offload.nvme_path is None:
             raise ValueError("offload to nvme needs offload.nvme_path, a folder on a fast local disk")
         return self
 
 
 class EvaluationConfig(Config):
-    """Held-out evaluation; the starting policy is always the baseline row."""
+    """Held-out evaluation. The starting policy is always evaluated, as the baseline."""
 
     every_steps: NonNegativeInt = 10
-    """0 evaluates only the start and the end."""
+    """Steps between two evaluations; 0 evaluates only at the start and at the end."""
     samples: PositiveInt = 4
-    """Sampled trajectories per problem, for pass@k up to this k."""
+    """Number of sampled trajectories per problem; pass@k is reported up to this k."""
     greedy: bool = True
-    """Evaluate one greedy trajectory per problem too."""
+    """Evaluate one greedy trajectory per problem as well."""
     sampling: SamplingConfig = SamplingConfig()
-    """How the sampled trajectories' tokens are drawn."""
+    """How the tokens of the sampled trajectories are sampled."""
 
 
 class CheckpointConfig(Config):
-    """What is kept."""
+    """When checkpoints are saved, and which are kept."""
 
     every_steps: PositiveInt = 10
-    """The last step is always saved."""
+    """Steps between two checkpoints. The last step is always saved."""
     keep_last: PositiveInt = 2
-    """The newest ones; a resume starts from the newest."""
+    """Number of newest checkpoints to keep. A run resumes from the newest."""
     keep_best: NonNegativeInt = 0
-    """Besides these, the ones with the highest held-out reward; only versions that are evaluated too take part."""
+    """Number of further checkpoints to keep: those with the highest held-out reward. Only evaluated versions count."""
     adapters_only: bool = False
-    """With `learner.lora`, keep the adapters without a merged model beside them: small, but `agentfly evaluate` and
-    engines that load a checkpoint need the merged one."""
+    """With `learner.lora`, save only the adapters, without the merged model. This saves disk space, but
+    `agentfly evaluate` and engines that load a checkpoint need the merged model."""
 
 
 class TrackingConfig(Config):
-    """MLflow."""
+    """What is logged to MLflow, and where."""
 
     uri: str | None = None
     """Tracking server; unset means MLFLOW_TRACKING_URI if that is set, else SQLite at `<run.root>/mlflow.db`."""
     experiment: str = "agentfly"
-    """MLflow experiment that the runs belong to."""
+    """MLflow experiment that the run belongs to."""
     sample_trajectories: NonNegativeInt = 4
-    """Trajectories of a step that are logged readably, as a table and as traces."""
+    """Number of trajectories of a step to log in readable form, as a table and as traces."""
     trace_every_steps: PositiveInt = 10
-    """Steps from one logging of readable trajectories to the next."""
+    """Steps between two logs of readable trajectories."""
     drain_seconds: PositiveFloat = 30.0
-    """How long the end of a run waits for MLflow; what is not delivered by then is kept and sent at the next start."""
+    """How long the end of a run waits for MLflow. What is not delivered by then is kept and sent at the next start."""
 
     @field_validator("uri")
     @classmethod
@@ -231,12 +231,12 @@ class TrackingConfig(Config):
 
 
 class RayConfig(Config):
-    """Where the long-lived actors live."""
+    """The Ray cluster that engines and learner ranks run in."""
 
     address: str | None = None
-    """A cluster to join; unset starts Ray on this machine for the time of the run."""
+    """Cluster to join; unset starts Ray on this machine for the duration of the run."""
     object_store_mib: Annotated[int, Field(ge=80)] = 200
-    """Shared memory of a Ray that the run starts for itself, MiB; nothing large goes through it."""
+    """Shared memory of a Ray that the run starts itself, in MiB. Nothing large goes through it."""
 
 
 class RunConfig(Config):
@@ -275,7 +275,7 @@ class RunConfig(Config):
         if altered := rollout.sampling.altered:
             raise ValueError(
                 f"sampling: {', '.join(altered)} would change the distribution that is sampled, so that the recorded "
-                "log-probs were not the policy's; training rollouts refuse them (evaluation.sampling takes them)"
+                "log-probs would not be the policy's; training rollouts refuse this, evaluation.sampling allows it"
             )
         return rollout
 
@@ -296,10 +296,10 @@ class RunConfig(Config):
     def _tower(self) -> RunConfig:
         lora = self.learner.lora
         if self.learner.freeze_vision and lora is not None and lora.vision:
-            raise ValueError("learner.freeze_vision leaves the tower as it is, learner.lora.vision trains it; take one")
+            raise ValueError("learner.freeze_vision freezes the tower, but learner.lora.vision trains it; take one")
         if lora is not None and lora.vision and self.inference.lora_sync == "adapter":
             raise ValueError(
-                "learner.lora.vision: engines take adapters of the language part alone; set "
+                "learner.lora.vision: engines take adapters of the language model only; set "
                 "inference.lora_sync='merged'"
             )
         return self
@@ -309,13 +309,13 @@ class RunConfig(Config):
         if isinstance(self.data, ShardsDataConfig):
             if self.algorithm.advantage.type != "accepted":
                 raise ValueError(
-                    f"data.type='shards' imitates trajectories, and algorithm.advantage.type="
+                    "data.type='shards' imitates trajectories, but algorithm.advantage.type="
                     f"{self.algorithm.advantage.type!r} compares them; leave it out"
                 )
             if self.rollout.chains != 1:
                 raise ValueError(
-                    f"rollout.chains={self.rollout.chains}: trajectories that are imitated have no group; leave it "
-                    "out. A step takes rollout.problems_per_step of them"
+                    f"rollout.chains={self.rollout.chains}: imitated trajectories have no group; leave it out. A step "
+                    "takes rollout.problems_per_step trajectories"
                 )
         return self
 
@@ -330,7 +330,7 @@ class RunConfig(Config):
         if rollout.max_turn_tokens > rollout.max_sampled_tokens:
             raise ValueError(
                 f"rollout.max_turn_tokens={rollout.max_turn_tokens} is more than a trajectory may sample, "
-                f"rollout.max_sampled_tokens={rollout.max_sampled_tokens}"
+                f"rollout.max_sampled_tokens={rollout.max_sampled_tokens}; lower the first or raise the second"
             )
         if rollout.max_policy_lag and self.inference.placement == "colocated":
             raise ValueError(
@@ -339,11 +339,13 @@ class RunConfig(Config):
             )
         if rollout.chains < 2 and not self.algorithm.works_with_one_chain:
             raise ValueError(
-                "rollout.chains=1 gives every group an advantage of 0, nothing would be learnt; use 2 or more, or an "
-                "algorithm.advantage that does not compare the chains of a problem (reinforce_pp, gae)"
+                "rollout.chains=1 gives every group an advantage of 0, so nothing would be learnt; use 2 or more, or "
+                "an algorithm.advantage that does not compare the chains of a problem (reinforce_pp, gae)"
             )
         if rollout.dynamic_sampling.type == "signal" and rollout.chains < 2:
-            raise ValueError("rollout.dynamic_sampling compares the chains of a problem; rollout.chains=1 has none")
+            raise ValueError(
+                "rollout.dynamic_sampling compares the chains of a problem, so it needs rollout.chains=2 or more"
+            )
         if trajectories % self.optim.minibatches:
             raise ValueError(
                 f"optim.minibatches={self.optim.minibatches} does not divide the {trajectories} trajectories of a step "
@@ -361,7 +363,8 @@ class RunConfig(Config):
         train = getattr(self.data, "train_problems", None)
         if train is not None and train < rollout.problems_per_step:
             raise ValueError(
-                f"data.train_problems={train} is fewer than rollout.problems_per_step={rollout.problems_per_step}"
+                f"data.train_problems={train} is fewer than rollout.problems_per_step={rollout.problems_per_step}; "
+                "raise the first or lower the second"
             )
         return self
 
