@@ -25,15 +25,15 @@ __all__ = ["main"]
 
 app = typer.Typer(
     name="agentfly",
-    help="Train LLM agents that use tools, by reinforcement learning, as a durable pipeline.",
+    help="Train LLM agents that use tools with reinforcement learning, as a durable pipeline.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-config_app = typer.Typer(help="Recipes and configs.", no_args_is_help=True)
-model_app = typer.Typer(help="Models made on this machine.", no_args_is_help=True)
-template_app = typer.Typer(help="Chat templates.", no_args_is_help=True)
-resources_app = typer.Typer(help="What tools and environments run in.", no_args_is_help=True)
+config_app = typer.Typer(help="Check recipes and configs.", no_args_is_help=True)
+model_app = typer.Typer(help="Make the small demo models.", no_args_is_help=True)
+template_app = typer.Typer(help="Check chat templates.", no_args_is_help=True)
+resources_app = typer.Typer(help="List and remove containers and control groups of runs.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(model_app, name="model")
 app.add_typer(template_app, name="template")
@@ -52,7 +52,7 @@ Overrides = Annotated[
     ),
 ]
 Run = Annotated[Path, typer.Argument(help="A run directory, e.g. runs/demo.", autocompletion=complete_runs)]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No bars and no table, only the final report.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the final report, no progress bars or live table.")]
 
 
 def main() -> None:
@@ -101,16 +101,17 @@ def train(  # noqa: PLR0917 - options of a command line have names
     overrides: Overrides = None,
     quiet: Quiet = False,
     deploy: Annotated[
-        bool, typer.Option("--deploy", help="Let a worker run it: start a flow run of a deployment (agentfly serve).")
+        bool,
+        typer.Option("--deploy", help="Train on a worker: start a flow run of a Prefect deployment (agentfly serve)."),
     ] = False,
     deployment: Annotated[
-        str | None, typer.Option(help="With --deploy: which one; the one of this recipe if not given.")
+        str | None, typer.Option(help="With --deploy: name of the deployment; this recipe's own if not given.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="With --deploy: until it has ended. Exits 1 if it failed.")] = (
-        False
-    ),
+    wait: Annotated[
+        bool, typer.Option("--wait", help="With --deploy: wait until the run has ended. Exits 1 if it failed.")
+    ] = False,
 ) -> None:
-    """Train as a recipe says. The same command again resumes a run that was stopped or killed."""
+    """Train an agent with a recipe. Run the same command again to resume a run that was stopped or killed."""
     from agentfly_lib.preflight import check_same_config
     from agentfly_lib.store.layout import RunDirectory
     from agentfly_lib.store.lock import RunLock
@@ -132,7 +133,7 @@ def evaluate(
         Path, typer.Argument(help="A checkpoint (runs/demo/checkpoints/000030) or a model directory.")
     ],
     recipe: Annotated[
-        Path | None, typer.Option(help="Recipe to evaluate with; a checkpoint's own run config if not given.")
+        Path | None, typer.Option(help="Recipe to evaluate with; the config of the checkpoint's run if not given.")
     ] = None,
     overrides: Overrides = None,
     quiet: Quiet = False,
@@ -143,7 +144,7 @@ def evaluate(
     if recipe is None:
         recipe = checkpoint.resolve().parent.parent / "config.toml"
         if not recipe.exists():
-            raise UserError(f"{checkpoint} is not inside a run directory; say how to evaluate it with --recipe RECIPE")
+            raise UserError(f"{checkpoint} is not inside a run directory; name a recipe to evaluate it with: --recipe")
     config = load_config(recipe, overrides or ())
     _prepare(config)
     summary = _run_flow("evaluate", checkpoint.name, quiet, config, checkpoint)
@@ -156,7 +157,7 @@ def collect(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Checkpoint or model directory; the recipe's model if not given.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="How many steps' worth of problems to collect.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps to collect.")] = 1,
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
@@ -170,20 +171,24 @@ def collect(
 @app.command()
 def score(
     run: Run,
-    reward: Annotated[str | None, typer.Option(help="A reward we ship, or package.module:name.")] = None,
+    reward: Annotated[str | None, typer.Option(help="A built-in reward, or package.module:name.")] = None,
     reward_config: Annotated[
         Path | None,
-        typer.Option(help="TOML with name, settings or parts: a recipe's [agent.reward], or its keys by themselves."),
+        typer.Option(
+            help="TOML file with the reward's keys (name, settings, parts), at its top level or as [agent.reward]."
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="A key of the reward, e.g. --set agent.reward.settings.x=1. Repeatable."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a key of the reward, e.g. --set agent.reward.settings.x=1. Repeatable.",
         ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Score the stored rollouts of a finished run with another reward; nothing is generated again."""
+    """Score the stored rollouts of a finished run with another reward. Nothing is generated again."""
     from agentfly_lib.configs import load_config
     from agentfly_lib.configs.rescoring import rescoring_reward
     from agentfly_lib.rewards.registry import build_reward
@@ -204,8 +209,10 @@ def replay(
     from_step: Annotated[
         int, typer.Option(min=0, help="First step to train again: 0, or one that has a checkpoint.")
     ] = 0,
-    to_step: Annotated[int | None, typer.Option(min=0, help="Last one; the last stored step if not given.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for a checkpoint of what comes out.")] = None,
+    to_step: Annotated[
+        int | None, typer.Option(min=0, help="Last step to train again; the last stored step if not given.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder to write a checkpoint of the result to.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train again on a run's stored rollouts and compare the weights. Exits 1 if they differ."""
@@ -224,7 +231,7 @@ def replay(
 
 @app.command()
 def finetune(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -> None:
-    """Fine-tune on trajectories of earlier runs (data.type = "shards"). The same command again resumes."""
+    """Fine-tune on trajectories of earlier runs (data.type = "shards"). Run the same command again to resume."""
     from agentfly_lib.data.imitation import imitated
     from agentfly_lib.preflight import check_same_config
     from agentfly_lib.store.layout import RunDirectory
@@ -242,10 +249,10 @@ def finetune(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) 
 @app.command()
 def preferences(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, e.g. runs/demo.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="A Parquet file for `datasets`.")],
-    margin: Annotated[float, typer.Option(min=0, help="Least difference of the two rewards.")] = 0.0,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Parquet file to write, for `datasets`.")],
+    margin: Annotated[float, typer.Option(min=0, help="Minimum difference between the two rewards.")] = 0.0,
 ) -> None:
-    """Write the best and the worst chain of every group as a file of preferences."""
+    """Write the best and the worst chain of every group to a file of preference pairs."""
     from agentfly_lib.data.preferences import export_preferences
 
     pairs, groups = export_preferences([_existing_run(run) for run in runs], output, margin=margin)
@@ -255,9 +262,9 @@ def preferences(
 @app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, e.g. runs/demo/checkpoints/000030.")],
-    output: Annotated[Path, typer.Argument(help="Folder to make; refused if it exists.")],
+    output: Annotated[Path, typer.Argument(help="Folder to create; it must not exist.")],
 ) -> None:
-    """Write a checkpoint's weights as a model directory of its own: safetensors, config, tokenizer, chat template."""
+    """Export a checkpoint as a model directory: safetensors weights, config, tokenizer and chat template."""
     from agentfly_lib.training.export import export_checkpoint
 
     exported = export_checkpoint(checkpoint, output)
@@ -266,7 +273,7 @@ def export(
 
 @app.command()
 def prepare(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -> None:
-    """Read, check and split a recipe's dataset; instant when it was done before."""
+    """Read, check and split a recipe's dataset. Returns at once if that was done before."""
     config = _load(recipe, overrides)
     _prepare(config)
     dataset = _run_flow("prepare", config.run.name, quiet, config)
@@ -280,15 +287,16 @@ def prepare(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -
 def plan(
     recipe: Recipe,
     gpus: Annotated[
-        int | None, typer.Option(min=0, help="GPUs to plan for; those of this machine if not given.")
+        int | None, typer.Option(min=0, help="Number of GPUs to plan for; those of this machine if not given.")
     ] = None,
-    gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="Memory of each GPU.")] = None,
+    gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="Memory of each GPU in GiB.")] = None,
     shape_from: Annotated[
-        Path | None, typer.Option(help="A folder with the model's config.json, where the model itself is not here.")
+        Path | None,
+        typer.Option(help="Folder with the model's config.json, if the model itself is not on this machine."),
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Say what would run where, and what does not fit, before anything is started. Exits 1 unless it fits."""
+    """Show what a recipe would run on which GPU, and whether it fits, without starting it. Exits 1 if it does not."""
     from agentfly_lib.viewer.plan_report import show_plan
 
     config = _load(recipe, overrides)
@@ -301,11 +309,11 @@ def plan(
 def doctor(
     recipe: Recipe,
     rehearsal: Annotated[
-        bool, typer.Option("--rehearsal/--quick", help="Train two small steps too, or look only.")
+        bool, typer.Option("--rehearsal/--quick", help="Also train two small steps, or only check.")
     ] = True,
     overrides: Overrides = None,
 ) -> None:
-    """Say what would go wrong, before GPU time is spent, and what to do about it. Exits 1 if a check fails."""
+    """Find problems before GPU time is spent, and say how to fix them. Exits 1 if a check fails."""
     config = _load(recipe, overrides)
     from agentfly_lib.configs.hub import names_hub
 
@@ -322,7 +330,7 @@ def doctor(
 
 @app.command()
 def ledger(run: Run) -> None:
-    """Print each step's balance: problems x chains = scored + truncated + failed + dropped. Exits 1 if it is off."""
+    """Print each step's balance: problems x chains = scored + truncated + failed + dropped. Exits 1 if one is off."""
     from rich.console import Console
     from rich.table import Table
 
@@ -349,11 +357,11 @@ def ledger(run: Run) -> None:
 @app.command()
 def show(
     run: Run,
-    step: Annotated[int | None, typer.Option(help="Step; the newest one if not given.")] = None,
-    trajectory: Annotated[str | None, typer.Option(help="Only this trajectory, by its id.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many trajectories.")] = 3,
+    step: Annotated[int | None, typer.Option(help="Step to show; the newest if not given.")] = None,
+    trajectory: Annotated[str | None, typer.Option(help="Show only the trajectory with this id.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Number of trajectories to show.")] = 3,
 ) -> None:
-    """Print trajectories readably: turns, tool calls, rewards, and which tokens were trained on."""
+    """Print trajectories in readable form: turns, tool calls, rewards, and which tokens were trained on."""
     from agentfly_lib.viewer.show import show_run
 
     directory = _existing_run(run)
@@ -363,13 +371,13 @@ def show(
 
 @app.command()
 def runs(root: Annotated[Path, typer.Argument(help="Folder of all runs.")] = Path("runs")) -> None:
-    """List the runs of a folder: how far they are, and what they reached."""
+    """List the runs in a folder, with their progress and rewards."""
     from agentfly_lib.evaluation.runs import find_runs
     from agentfly_lib.viewer.compare_report import runs_text
 
     found, faults = find_runs(root)
     if not found and not faults:
-        raise UserError(f"{root} holds no runs; train something first, or name another folder")
+        raise UserError(f"{root} holds no runs; train something first (agentfly train), or name another folder")
     typer.echo(runs_text(found))
     for fault in faults:
         typer.echo(fault, err=True)
@@ -377,15 +385,16 @@ def runs(root: Annotated[Path, typer.Argument(help="Folder of all runs.")] = Pat
 
 @app.command()
 def compare(
-    run: Annotated[list[Path], typer.Argument(help="Run directories; the first is what the others are compared with.")],
+    run: Annotated[list[Path], typer.Argument(help="Run directories; the others are compared with the first.")],
     target: Annotated[
-        float | None, typer.Option(help="Reward whose price is compared; what all have reached if not given.")
+        float | None,
+        typer.Option(help="Compare tokens and time to this reward; the highest that all have reached if not given."),
     ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the tables here too, as Markdown.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Write the curves here, as PNG.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write the tables to this file, as Markdown.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Write the curves to this file, as PNG.")] = None,
     track: Annotated[bool, typer.Option(help="Log tables and curves to the first run's MLflow run.")] = False,
 ) -> None:
-    """Runs side by side: what differs, held-out reward with a paired test, tokens and time to reach a reward."""
+    """Compare runs: config differences, held-out reward with a paired test, tokens and time to reach a reward."""
     from agentfly_lib.viewer.compare import show_comparison
 
     prepare_environment(run[0].parent, quiet=True)
@@ -395,13 +404,13 @@ def compare(
 @app.command()
 def top(
     run: Annotated[
-        Path | None, typer.Argument(help="A run directory; the run under --root that spoke last if not given.")
+        Path | None, typer.Argument(help="A run directory; if not given, the most recently active run under --root.")
     ] = None,
     root: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
-    once: Annotated[bool, typer.Option("--once", help="One look instead of a live view.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One look, as JSON.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once, without a live view.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the state once, as JSON.")] = False,
 ) -> None:
-    """What a run does right now: stages, chains, engines, pools, ranks, warnings. Exits 1 if it is not running."""
+    """Show what a run is doing: stages, chains, engines, pools, ranks, warnings. Exits 1 if it is not running."""
     from agentfly_lib.viewer.top import is_running, newest_run, state_json, state_of, watch_run
 
     directory = newest_run(root) if run is None else _existing_run(run)
@@ -418,18 +427,20 @@ def top(
 @app.command()
 def view(  # noqa: PLR0917 - options of a command line have names
     run: Run,
-    other: Annotated[Path | None, typer.Option(help="Another run to compare this one with.")] = None,
+    other: Annotated[Path | None, typer.Option(help="Another run to compare with.")] = None,
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, help="Port of the page; 0 takes a free one.")] = VIEWER_PORT,
+    port: Annotated[int, typer.Option(min=0, help="Port of the page; 0 picks a free one.")] = VIEWER_PORT,
     export: Annotated[
         Path | None,
         typer.Option(help="Write a file instead of serving: .html (the run and a sample), .jsonl or .parquet."),
     ] = None,
-    group: Annotated[str | None, typer.Option(help="Only this group, e.g. 000002-00000.")] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="Only this step.")] = None,
-    count: Annotated[int, typer.Option(min=1, max=200, help="Trajectories of the sample in an .html file.")] = 24,
+    group: Annotated[str | None, typer.Option(help="Export only this group, e.g. 000002-00000.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Export only this step.")] = None,
+    count: Annotated[
+        int, typer.Option(min=1, max=200, help="Number of trajectories in the sample of an .html file.")
+    ] = 24,
 ) -> None:
-    """Look at trajectories in the browser: filter, sort, compare chains and runs, colour tokens, export.
+    """View trajectories in the browser: filter, sort, compare chains and runs, colour tokens, export.
 
     Serves until Ctrl-C."""
     from agentfly_lib.viewer.web.serve import export_run, serve_viewer
@@ -452,7 +463,7 @@ def ui(
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect page.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow page.")] = 5000,
 ) -> None:
-    """Serve the Prefect and MLflow pages over the runs of this machine until Ctrl-C."""
+    """Serve the Prefect and MLflow pages of the runs on this machine until Ctrl-C."""
     from agentfly_lib.leash import leash
     from agentfly_lib.serve import serve_pages
 
@@ -467,18 +478,18 @@ def serve(  # noqa: PLR0917 - options of a command line have names
     host: Annotated[
         str,
         typer.Option(
-            help="Address to bind. There is no authentication: off the loopback interface, whoever reaches it has full "
-            "access."
+            help="Address to bind. There is no authentication: on any interface but loopback, everyone who can reach "
+            "it has full access."
         ),
     ] = "127.0.0.1",
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
-    project: Annotated[Path, typer.Option(help="Folder of prefect.yaml, flows and recipes.")] = Path(),
+    project: Annotated[Path, typer.Option(help="Folder with prefect.yaml, flows and recipes.")] = Path(),
     worker: Annotated[
-        bool, typer.Option("--worker/--no-worker", help="Also run deployments, or only the two servers.")
+        bool, typer.Option("--worker/--no-worker", help="Also run a worker and the deployments, or only the servers.")
     ] = True,
 ) -> None:
-    """Prefect and MLflow servers, a worker and the deployments of prefect.yaml, on this machine until Ctrl-C."""
+    """Run Prefect and MLflow servers, a worker and the deployments of prefect.yaml until Ctrl-C."""
     from agentfly_lib.leash import leash
 
     prepare_environment(root, offline=False)  # each flow run decides by its recipe
@@ -502,7 +513,7 @@ def config_check(recipe: Recipe, overrides: Overrides = None) -> None:
 @model_app.command("tiny")
 def model_tiny(
     seed: Annotated[int, typer.Option(help="Seed of its weights.")] = 0,
-    print_path: Annotated[bool, typer.Option("--print-path", help="Print only where it lies.")] = False,
+    print_path: Annotated[bool, typer.Option("--print-path", help="Print only the path of the model.")] = False,
 ) -> None:
     """Make the small demo model (about a minute), or find it if it was made before."""
     from rich.progress import Progress
@@ -527,15 +538,19 @@ def model_tiny(
 @template_app.command("check")
 def template_check(
     model: Annotated[str, typer.Argument(help="A model directory or a hub id.")],
-    template: Annotated[str | None, typer.Option(help="A family's name, shipped:NAME, or a .jinja file.")] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(help="Name of a template family, shipped:NAME, or a .jinja file; the model's own if not given."),
+    ] = None,
     parser: Annotated[
-        str | None, typer.Option(help="Tool-call parser; what the template teaches if not given.")
+        str | None,
+        typer.Option(help="Tool-call parser; if not given, the one for the format that the template teaches."),
     ] = None,
     thinking: Annotated[
-        bool | None, typer.Option("--thinking/--no-thinking", help="Switch reasoning, where the template can.")
+        bool | None, typer.Option("--thinking/--no-thinking", help="Turn reasoning on or off, if the template can.")
     ] = None,
 ) -> None:
-    """Say what a model's chat template does to training. Exits 1 if it would break it."""
+    """Check how a model's chat template affects training. Exits 1 if it would break it."""
     from agentfly_lib.viewer.template_report import show_template
 
     prepare_environment(Path("runs"), offline=Path(model).exists(), quiet=True)
@@ -545,7 +560,7 @@ def template_check(
 
 @resources_app.command("ls")
 def resources_ls() -> None:
-    """List containers and control groups that this program has made, in use or left behind by a killed run."""
+    """List containers and control groups made by agentfly, in use or left behind by a killed run."""
     from agentfly_lib.resources.leftovers import find
     from agentfly_lib.viewer.resources_report import render_leftovers
 
@@ -556,10 +571,10 @@ def resources_ls() -> None:
 def resources_reap(
     run: Annotated[str | None, typer.Option(help="Only what this run has made.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also what is in use, or was made by another machine.")
+        bool, typer.Option("--all", help="Also remove what is in use, or was made by another machine.")
     ] = False,
 ) -> None:
-    """Remove what killed runs have left behind."""
+    """Remove containers and control groups that killed runs have left behind."""
     from agentfly_lib.resources.leftovers import find, reap
     from agentfly_lib.viewer.resources_report import render_leftovers
 
@@ -584,7 +599,7 @@ def _deploy(config: RunConfig, recipe: Path, overrides: list[str], *, name: str 
     try:
         ended = asyncio.run(trigger(recipe, changes, **options))
     except KeyboardInterrupt:
-        typer.echo("the run goes on; cancel it on its page", err=True)
+        typer.echo("the run continues on its worker; cancel it on its Prefect page", err=True)
         sys.exit(130)
     if wait and ended.state != "Completed":
         raise typer.Exit(1)
@@ -604,7 +619,7 @@ def _prepare(config: RunConfig) -> None:
         config.run.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"run.root = {config.run.root}: cannot be made ({error.strerror}); name another folder"
+            f"run.root = {config.run.root}: this folder cannot be made ({error.strerror}); name another"
         ) from error
     prepare_environment(config.run.root, offline=not names_hub(config), quiet=True)
     _add_working_folder()
@@ -627,7 +642,9 @@ def _entry(group: str, name: str) -> Callable[..., Any]:
     """A flow or an operation by its entry point: the library does not import what stands above it."""
     for entry in entry_points(group=group, name=name):
         return entry.load()
-    raise UserError(f"{name!r} of {group} is not installed; install the project with its flows (make setup)")
+    raise UserError(
+        f"the {group} entry point {name!r} is not installed; install the project with its flows (make setup)"
+    )
 
 
 def _run_flow(name: str, title: str, quiet: bool, *arguments: Any) -> Any:
