@@ -28,7 +28,7 @@ def find_named(
     if ":" not in name and name not in shipped:
         near = difflib.get_close_matches(name, shipped, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(shipped)) or 'none of ours'}."
-        raise ConfigError(f"unknown {noun} {name!r}: {hint} One of your own is named as package.module:name")
+        raise ConfigError(f"unknown {noun} {name!r}: {hint} Name your own as package.module:name")
     module_name, _, attribute = shipped.get(name, name).partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{noun} {name!r}: write it as package.module:name")

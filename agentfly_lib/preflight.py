@@ -63,7 +63,7 @@ def check_run(config: RunConfig) -> None:
         configured_environment(config.data, where="data").check()
     for key, file in data_files(config).items():
         if not file.is_file():
-            raise DataError(f"{key} = {file}: no such file, seen from {Path.cwd()}; set {key} to one that is there")
+            raise DataError(f"{key} = {file}: no such file (looked from {Path.cwd()}); set {key} to an existing file")
     if isinstance(config.model, PretrainedModelConfig) and Path(config.model.name_or_path).is_dir():
         check_directory(Path(config.model.name_or_path), template=config.agent.template)
 

@@ -28,7 +28,7 @@ class AutoAgent:
 
     def __new__(cls) -> AutoAgent:
         """Raises `TypeError`."""
-        raise TypeError("AutoAgent is not made itself: call AutoAgent.from_config(config)")
+        raise TypeError("AutoAgent cannot be instantiated; call AutoAgent.from_config(config)")
 
     @staticmethod
     def from_config(

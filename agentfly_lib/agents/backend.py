@@ -152,4 +152,4 @@ def _local_directory(model: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(model)))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelError(f"{model} is no directory here, and no model that can be fetched: {error}") from error
+        raise ModelError(f"{model} is neither a local directory nor a model that can be downloaded: {error}") from error

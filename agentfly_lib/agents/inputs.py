@@ -60,10 +60,10 @@ def _row(row: Mapping[str, Any], where: str) -> Problem:
     try:
         json.dumps(messages, ensure_ascii=False, default=repr).encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where} holds half of a surrogate pair, which is no character and no token") from error
+        raise DataError(f"{where} holds half of a surrogate pair, which is not a character; remove it") from error
     identity = columns.pop("id", None)
     for name in sorted(columns.keys() & RESERVED_COLUMNS):
-        raise DataError(f"{where}: the column {name!r} has a name that the rollout uses itself; rename it")
+        raise DataError(f"{where}: the column {name!r} has a name that is reserved for the rollout; rename it")
     return Problem(id=str(identity or content_id(messages, _plain(columns))), messages=messages, columns=columns)
 
 

@@ -33,7 +33,7 @@ def agent_class(config: AgentConfig) -> type[Agent]:
     found = find_named(name, SHIPPED_AGENTS, _is_agent_class, noun="agent", advice=advice)
     missing = sorted(found.__abstractmethods__)
     if missing:
-        raise ConfigError(f"agent.name = {name!r}: the class does not say how to {', '.join(missing)}; define it")
+        raise ConfigError(f"agent.name = {name!r}: the class does not define {', '.join(missing)}; add it")
     if isinstance(config, CustomAgentConfig):
         read_options(found, config.options)
     return found

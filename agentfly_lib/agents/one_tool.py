@@ -41,7 +41,7 @@ class OneToolAgent(TextAgent):
         kind, name = type(self).__name__, self.tool_name
         if not self.tools or (len(self.tools) > 1 and name not in self.tools):
             have = ", ".join(self.tools) or "none"
-            raise ConfigError(f"{kind} calls one tool, best one named {name!r}; it was given: {have}")
+            raise ConfigError(f"{kind} needs exactly one tool, or one named {name!r}; it was given: {have}")
         if len(self.tools) > 1:
             others = ", ".join(other for other in self.tools if other != name)
             raise ConfigError(f"{kind} can call {name!r} only; it was given {others} too, which it could never reach")

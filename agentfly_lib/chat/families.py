@@ -178,7 +178,7 @@ def get_family(name: str) -> Family:
             return family
     near = difflib.get_close_matches(name, family_names(), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(FAMILIES)}"
-    raise ModelError(f"unknown chat template {name!r} (a .jinja file is named by its path): {hint}")
+    raise ModelError(f"unknown chat template {name!r} (give the path of a .jinja file): {hint}")
 
 
 def detect_family(template: str) -> Family | None:

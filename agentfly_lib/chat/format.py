@@ -297,7 +297,7 @@ class ChatFormat:
             return Prompt(ids=list(ids))
         digests = shown(messages)
         if missing := [digest for digest in digests if digest not in pictures]:
-            raise ModelError(f"the conversation shows the picture {missing[0][:12]}..., which is not there")
+            raise ModelError(f"the conversation refers to the picture {missing[0][:12]}..., which is missing")
         return expand(ids, [pictures[digest] for digest in digests], self.vision)
 
     def _text(self, ids: Sequence[int]) -> str:

@@ -54,7 +54,7 @@ def _part(part: Any, known: Mapping[str, bytes]) -> Any:
         except ImageError as error:
             raise ValueError(str(error)) from error
     if digest not in known:
-        raise ValueError(f"the conversation shows the picture {digest[:12]}..., which the request does not have")
+        raise ValueError(f"the conversation refers to the picture {digest[:12]}..., which the request does not have")
     return protocol_image(known[digest])
 
 

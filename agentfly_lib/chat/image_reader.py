@@ -84,7 +84,7 @@ class ImageReader:
         config = _config(model)
         token, vision = config.get("image_token_id"), config.get("vision_config")
         if not isinstance(token, int) or not isinstance(vision, Mapping):
-            raise ModelError(f"{model / 'config.json'} describes no model that sees pictures")
+            raise ModelError(f"{model / 'config.json'} does not describe a vision model")
         try:
             processor = AutoImageProcessor.from_pretrained(str(model), local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, ImportError) as error:
@@ -92,7 +92,7 @@ class ImageReader:
         merge = getattr(processor, "merge_size", None)
         if not isinstance(merge, int):
             raise ModelError(
-                f"{type(processor).__name__} of {model} makes no grid of patches (image_grid_thw); models of the "
+                f"{type(processor).__name__} of {model} returns no grid of patches (image_grid_thw); models of the "
                 "Qwen2-VL family and its relatives can be used"
             )
         return cls(image_token_id=token, merge=merge, processor=processor)
@@ -128,7 +128,7 @@ class ImageReader:
             own, places = places[:features], places[features:]
             if len(own) < features or own[-1] - own[0] != features - 1:
                 raise ValueError(
-                    f"picture {len(found) + 1} has {features} features, and not as many placeholders in a row"
+                    f"picture {len(found) + 1} has {features} features, but not as many consecutive placeholders"
                 )
             found.append((own[0], inputs))
         if places:

@@ -138,10 +138,10 @@ def _of_text(text: str, access: ImageAccess) -> bytes:
     scheme = urlsplit(text[:64]).scheme.lower() if "://" in text[:64] else ""
     if scheme in ("http", "https"):
         if access.fetch is None:
-            raise ImageError(f"the image {_short(text)} would have to be fetched, which nothing here allows")
+            raise ImageError(f"the image {_short(text)} would have to be fetched, which is not allowed here")
         return access.fetch(text)
     if scheme not in ("", "file"):
-        raise ImageError(f"the image {_short(text)} has an address of the kind {scheme}://, which is not read")
+        raise ImageError(f"the image {_short(text)} has an address with {scheme}://, which is not read")
     if len(text) > 4096 or "\0" in text:
         return _base64(text)
     return _read(_allowed_file(unquote(urlsplit(text).path) if scheme else text, access.folders))
@@ -150,7 +150,7 @@ def _of_text(text: str, access: ImageAccess) -> bytes:
 def _allowed_file(name: str, folders: tuple[Path, ...]) -> Path:
     """The file that a text names, if it lies below one of the folders, links followed."""
     if not folders:
-        raise ImageError(f"the image {_short(name)} is named by a path, and no folder is allowed for images")
+        raise ImageError(f"the image {_short(name)} is named by a path, but no folder is allowed for images")
     for folder in folders:
         root = folder.resolve()
         path = (root / name).resolve()
@@ -281,7 +281,7 @@ def _check_size(size: tuple[int, int]) -> None:
         raise ImageError(f"the image has {width} x {height} pixels; {MAX_PIXELS} are the most")
     if max(size) > MAX_ASPECT * min(size):
         raise ImageError(
-            f"the image is {width} x {height} pixels; its long side may be {MAX_ASPECT} times its short one at most"
+            f"the image is {width} x {height} pixels; its long side may be at most {MAX_ASPECT} times its short side"
         )
 
 

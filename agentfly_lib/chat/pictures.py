@@ -82,7 +82,7 @@ class PictureBook(Mapping[str, Picture]):
             if not isinstance(frames, Sequence) or isinstance(frames, str | bytes | bytearray):
                 raise ImageError("a video is given as the list of its frames")
             if not 0 < len(frames) <= MAX_FRAMES:
-                raise ImageError(f"a video has 1 to {MAX_FRAMES} frames, this one {len(frames)}; take some of them")
+                raise ImageError(f"a video has 1 to {MAX_FRAMES} frames, this one {len(frames)}; leave some out")
             loaded = [load_picture(frame, access=access) for frame in frames]
             return [self.add(picture) for picture in loaded]
         digest = part.get("digest")
@@ -146,4 +146,4 @@ def _source(part: Mapping[str, Any]) -> Any:
             if name == "image_url" and isinstance(source, Mapping):
                 source = source.get("url")
             return source
-    raise ImageError(f"an image part says in one of {', '.join(_SOURCES)} what it shows, this one in none")
+    raise ImageError(f"an image part needs one of the keys {', '.join(_SOURCES)}, and this one has none")

@@ -60,7 +60,7 @@ def probe_templates(sources: Sequence[str], variables: Mapping[str, Any], *, whe
         fault = _fault(source, written)
         if fault is not None:
             raise ModelError(
-                f"the chat template of {where} {fault} for a conversation of a few words; it is broken or hostile, so "
+                f"the chat template of {where} {fault} for a short conversation; it is broken or hostile, so "
                 "the model cannot be used with it: name another with agent.template"
             )
 

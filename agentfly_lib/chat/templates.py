@@ -27,7 +27,7 @@ def find_template(tokenizer: Any, template: str | None, *, where: str) -> tuple[
     if template is None:
         if not own:
             raise ModelError(
-                f"{where} has no chat template, so conversations cannot be written for it. Use an instruct model, or "
+                f"{where} has no chat template, so conversations cannot be rendered for it. Use an instruct model, or "
                 "give agent.template: 'chatml', or the path of a .jinja file"
             )
         return None, detect_family(own_template(tokenizer))
@@ -82,7 +82,7 @@ def shipped_template(name: str) -> str:
     source = files("agentfly_lib.chat") / "templates" / f"{family.name}.jinja"
     if not source.is_file():
         shipped = [each for each in FAMILIES if (source.parent / f"{each}.jinja").is_file()]  # type: ignore[attr-defined]
-        raise ModelError(f"no template is shipped for {family.name}; there are: {', '.join(shipped)}")
+        raise ModelError(f"there is no built-in template for {family.name}; choose from: {', '.join(shipped)}")
     return source.read_text(encoding="utf-8")
 
 

@@ -133,9 +133,7 @@ class Tiles:
         vocabulary = tokenizer.get_vocab()
         names = [_IMAGE, _AROUND, _WHOLE, *(_tile(row, column) for row in range(6) for column in range(6))]
         if missing := [name for name in names[:3] if name not in vocabulary]:
-            raise ModelError(
-                f"the vocabulary of {model} lacks {', '.join(missing)}, with which it would write pictures"
-            )
+            raise ModelError(f"the vocabulary of {model} lacks {', '.join(missing)}, which it needs for pictures")
         return cls(
             image_token_id=vocabulary[_IMAGE],
             banned_token_ids=tuple(sorted(vocabulary[name] for name in names if name in vocabulary)),

@@ -91,7 +91,7 @@ async def _first_observations(
                 try:
                     seen[index] = await instance.reset(_columns(row))
                 except RolloutError as error:
-                    raise DataError(f"{row.where}: no episode begins with it: {error}") from error
+                    raise DataError(f"{row.where}: no episode can begin with it: {error}") from error
                 if progress is not None:
                     progress(len(seen), len(rows))
 

@@ -95,7 +95,7 @@ def _held(value: Any, access: ImageAccess, column: str) -> Any:
 
 def _part(source: Any, access: ImageAccess) -> dict[str, str]:
     if source is None:
-        raise ImageError("an image part says in `image` what it shows, this one does not")
+        raise ImageError("an image part needs the key `image`, and this one has none")
     return {"type": "image", "image": _url(source, access)}
 
 

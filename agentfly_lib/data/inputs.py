@@ -173,7 +173,9 @@ def _generated(rows: Sequence[_Row], kind: str) -> _Problems:
 
 def _hold_out(rows: _Problems, fraction: float, seed: int, source: str) -> tuple[_Problems, _Problems]:
     if len(rows) < 2:
-        raise DataError(f"{source} has {len(rows)} row; at least 2 are needed to hold some out, or give held-out rows")
+        raise DataError(
+            f"{source} has {len(rows)} row; at least 2 are needed to hold some out; add rows, or give held-out rows"
+        )
     return hold_out(rows, fraction, seed)
 
 

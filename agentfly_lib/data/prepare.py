@@ -146,7 +146,7 @@ def _prepare(config: ProblemDataConfig, source: DataInput, fingerprint: str, fol
     split = separate(train, held_out, by_row=source.by_row)
     if not split.train:
         raise DataError(
-            f"all {len(train)} training rows stand among the held-out rows too, nothing is left to train on; "
+            f"all {len(train)} training rows are among the held-out rows too, so nothing is left to train on; "
             f"for example {split.leaked[0].other} = {split.leaked[0].kept}"
         )
     _warn(split)

@@ -176,7 +176,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"alfworld: {path} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise DataError(f"alfworld: {path} is no JSON object")
+        raise DataError(f"alfworld: {path} is not a JSON object")
     return found
 
 

@@ -75,7 +75,7 @@ class Chess:
 
         self._board = chess.Board(problem["fen"])
         if not self._board.is_valid() or self._board.is_game_over():
-            raise ValueError(f"nobody can play on from {problem['fen']!r}")
+            raise ValueError(f"the position {problem['fen']!r} is not valid, or the game is over")
         self._side = self._board.turn
         self._opponent = random.Random(int(problem.get("seed", 0)))
         self._moves = self._errors = 0

@@ -75,8 +75,8 @@ def reference_of(kind: EnvironmentKind) -> str:
                 if value is kind:
                     return f"{name}:{attribute}"
     raise ConfigError(
-        f"environment {kind.name!r} is to run in a process of its own, which cannot find it: define it as a constant "
-        'of a module that can be imported, or run it with place="thread"'
+        f"environment {kind.name!r} runs in a separate process, which cannot import it: define it as a constant of "
+        'a module that can be imported, or run it with place="thread"'
     )
 
 

@@ -136,11 +136,14 @@ class ScienceWorld:
         action = one_line(action)
         if refused := refuse_length(action):
             return refused
-        from py4j.protocol import Py4JNetworkError
+        from py4j.protocol import Py4JError, Py4JNetworkError
 
         try:
             return self._act(self._server, action)
-        except Py4JNetworkError as error:
+        except Py4JError as error:
+            # A JVM that dies in the middle of an answer is told as one that refuses.
+            if not isinstance(error, Py4JNetworkError) and self._simulator is not None and self._simulator.alive:
+                raise
             raise EnvironmentFailure("ScienceWorld's JVM has died", where="environment:scienceworld") from error
 
     def _act(self, server: Any, action: str) -> StepResult:

@@ -26,7 +26,9 @@ def check_request(request: GenerationRequest, *, context_length: int | None = No
     if not prompt:
         raise ValueError(f"request {request.request_id!r} has an empty prompt; a prompt needs at least one token")
     if request.max_tokens < 1:
-        raise ValueError(f"request {request.request_id!r} asks for max_tokens={request.max_tokens}; at least 1 is due")
+        raise ValueError(
+            f"request {request.request_id!r} asks for max_tokens={request.max_tokens}; it must be at least 1"
+        )
 
 
 def check_pictures(request: GenerationRequest, reader: ImageReader | None) -> None:
@@ -35,7 +37,7 @@ def check_pictures(request: GenerationRequest, reader: ImageReader | None) -> No
     Raises `ValueError`, naming the request, if they do not fit its tokens, or there is no reader: the model is blind.
     """
     if reader is None:
-        raise ValueError(f"request {request.request_id!r} has pictures, and the model does not see")
+        raise ValueError(f"request {request.request_id!r} has pictures, but the model is not a vision model")
     try:
         reader.placed(request.token_ids, request.images)
     except ValueError as error:

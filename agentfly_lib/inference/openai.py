@@ -104,7 +104,7 @@ class OpenAIEngine:
             return self._read(request, answer, ids_sent=ids_sent, seconds=time.perf_counter() - started)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise InfrastructureError(
-                f"{self.config.base_url} gave request {request.request_id!r} an answer that is no completion: "
+                f"{self.config.base_url} gave request {request.request_id!r} an answer that is not a completion: "
                 f"{type(error).__name__}: {error}",
                 where="generate",
             ) from error

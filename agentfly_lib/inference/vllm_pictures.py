@@ -38,7 +38,7 @@ def engine_prompt(
     if not pictures:
         return tokens_input(list(token_ids), cache_salt=cache_salt)
     if reader is None:
-        raise ValueError("the prompt has pictures, and the model does not see")
+        raise ValueError("the prompt has pictures, but the model is not a vision model")
 
     import torch
     from transformers import BatchFeature

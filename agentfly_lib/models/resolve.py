@@ -63,7 +63,7 @@ def check_directory(directory: Path, *, template: str | None = None) -> None:
     config = _read_object(directory, "config.json", "it is no Hugging Face model directory")
     if not config.get("model_type"):
         raise ModelError(
-            f"{directory / 'config.json'} names no `model_type`; take the config that belongs to the weights"
+            f"{directory / 'config.json'} names no `model_type`; use the config that belongs to the weights"
         )
     _check_weights(directory)
     if not any(all((directory / name).is_file() for name in names) for names in _TOKENIZER_FILES):
@@ -74,7 +74,7 @@ def check_directory(directory: Path, *, template: str | None = None) -> None:
     if template is None and not _has_chat_template(directory):
         raise ModelError(
             f"{directory} has no chat template (chat_template.jinja, or `chat_template` in tokenizer_config.json), so "
-            "an agent cannot talk to it; take the instruction-tuned variant of the model, or add a template"
+            "an agent cannot use it; take the instruction-tuned variant of the model, or add a template"
         )
 
 
@@ -84,7 +84,7 @@ def _local_directory(config: PretrainedModelConfig) -> Path:
     if path.is_dir():
         return path.resolve()
     if path.exists():
-        raise ModelError(f"{path} is a file; model.name_or_path wants the directory around it, or a hub id")
+        raise ModelError(f"{path} is a file; set model.name_or_path to the directory that holds it, or to a hub id")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f"there is no model directory {path}; check model.name_or_path")
     return _download(name, config.revision)

@@ -24,7 +24,7 @@ def recorded_recipe(checkpoint: Path, root: Path) -> Path:
     found = checkpoint.resolve()
     run = found.parent.parent
     if found.parent.name != "checkpoints" or run.parent != root.resolve() or not found.is_dir():
-        raise ConfigError(f"{checkpoint} is no checkpoint of a run in {root.resolve()}")
+        raise ConfigError(f"{checkpoint} is not a checkpoint of a run in {root.resolve()}")
     return RunDirectory(run).config_file
 
 

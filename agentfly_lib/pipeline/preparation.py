@@ -88,7 +88,7 @@ def check(session: Session, dataset: DatasetRef) -> None:
             raise DataError(
                 f"{split} split: the first prompt of problem {problem_id} has {length} tokens, more than "
                 f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}; raise it (and rollout.context_length), "
-                "or take the problem out"
+                "or remove the problem"
             )
 
 
@@ -100,5 +100,5 @@ def _longest_prompts(dataset: DatasetRef, agent: Agent) -> dict[str, tuple[int, 
         try:
             longest[split] = max(lengths)
         except EnvironmentFailure as error:
-            raise DataError(f"{split} split: {error}; mend the picture, or take the problem out") from error
+            raise DataError(f"{split} split: {error}; repair the picture, or remove the problem") from error
     return longest

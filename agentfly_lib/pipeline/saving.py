@@ -77,7 +77,7 @@ async def _saved(session: Session, begun: int, ref: LearnerRef, *, wait: bool) -
     done, saved = await learner.finish_save(wait=wait)
     if not done and wait:
         raise LearnerError(
-            f"checkpoint {begun} is still being written; raise learner.update_timeout_seconds, or look at the disk"
+            f"checkpoint {begun} is still being written; raise learner.update_timeout_seconds, or check the disk"
         )
     if not done or saved is not None:
         return saved

@@ -79,7 +79,7 @@ class ModelShape:
             with torch.device("meta"):
                 model = kind.from_config(config)
         except (ValueError, AttributeError, TypeError) as error:
-            raise ModelError(f"{type(config).__name__} describes no causal language model: {error}") from error
+            raise ModelError(f"{type(config).__name__} does not describe a causal language model: {error}") from error
         text, tower = config.get_text_config(), vision_tower(model)
         heads = text.num_attention_heads
         return cls(

@@ -280,7 +280,7 @@ def _start(engine: DockerEngine, spec: ContainerSpec, settings: dict[str, Any]) 
         created = engine.client.containers.create(spec.image, **settings)
     except docker.errors.NotFound as error:
         raise InfrastructureError(
-            f"image {spec.image} or network {spec.network} is not there (any more): {error.explanation}", where=WHERE
+            f"image {spec.image} or network {spec.network} does not exist (any more): {error.explanation}", where=WHERE
         ) from error
     identity = str(created.id)
     engine.started(identity)

@@ -47,7 +47,9 @@ class HttpSpec:
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"url={self.url!r} is no address of a service: it begins with http:// or https://")
+            raise ConfigError(
+                f"url={self.url!r} is not the address of a service, which begins with http:// or https://"
+            )
         if not self.seconds > 0:
             raise ConfigError(f"seconds={self.seconds} must be more than 0")
 
@@ -60,14 +62,14 @@ class HttpSpec:
         except httpx.HTTPError as error:
             raise ConfigError(f"no service answers at {url} ({_said(error)}): start it, or correct the url") from error
         if not answer.is_success:
-            raise ConfigError(f"the service at {url} says {answer.status_code}: it is not ready, or not what is meant")
+            raise ConfigError(f"the service at {url} says {answer.status_code}: it is not ready, or the url is wrong")
 
     async def create(self) -> HttpService:
         """A connection. Raises `InfrastructureError` if the service does not answer."""
         service = HttpService(self)
         try:
             if not await service.healthy():
-                raise InfrastructureError(f"the service at {self.url} does not say that it is well", where=WHERE)
+                raise InfrastructureError(f"the service at {self.url} does not report that it is healthy", where=WHERE)
         except BaseException:
             await service.close()
             raise
@@ -122,7 +124,9 @@ class HttpService:
         try:
             return httpx.Response(200, content=bytes(text)).json()
         except (ValueError, RecursionError) as error:
-            raise EnvironmentFailure(f"{where} answers with what is no JSON: {_short(text)}", where=WHERE) from error
+            raise EnvironmentFailure(
+                f"{where} answers with something that is not JSON: {_short(text)}", where=WHERE
+            ) from error
 
     async def begin(self, episode: str) -> None:
         """Closes the session of the episode before, and opens one for this."""

@@ -69,7 +69,9 @@ def ensure_image(
         elif _OURS.match(image):
             raise SandboxUnavailableError(f"image {image} is not here: build it, as the head of its Dockerfile says")
         elif not pull:
-            raise SandboxUnavailableError(f"image {image} is not here, and nothing that you wrote allows to pull it")
+            raise SandboxUnavailableError(
+                f"image {image} is not here, and the settings do not allow pulling it; build or load it (`docker load`)"
+            )
         else:
             _pull(engine, image, progress)
 

@@ -52,7 +52,7 @@ class RaySpec:
         import ray
 
         if not ray.is_initialized():
-            raise ConfigError("resources are to be placed by Ray, and this process has not joined a cluster")
+            raise ConfigError("resources with placement by Ray need a Ray cluster, which this process has not joined")
         wanted = {"CPU": self.num_cpus, **self.custom}
         nodes = [node for node in ray.nodes() if node["Alive"]]
         if not any(all(node["Resources"].get(name, 0) >= count for name, count in wanted.items()) for node in nodes):

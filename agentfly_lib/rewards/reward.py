@@ -78,7 +78,9 @@ class Reward:
         if (self.retries or 0) < 0 or self.backoff_seconds < 0:
             raise ConfigError(f"reward {self.name}: retries and backoff_seconds cannot be negative")
         if self.inline and self.is_async:
-            raise ConfigError(f"reward {self.name}: inline=True is for plain functions, and this one is async already")
+            raise ConfigError(
+                f"reward {self.name}: inline=True is only for plain functions, and this one is async already"
+            )
         for parameter in self._parameters:
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
                 raise ConfigError(f"reward {self.name}: the parameter {parameter.name} cannot be given by name")

@@ -18,8 +18,8 @@ def check_host(host: str) -> None:
             probe.bind((host, 0))
         except OSError as error:
             raise UserError(
-                f"--host {host}: this machine cannot listen there ({error.strerror}); give an address of its own, such "
-                "as 127.0.0.1"
+                f"--host {host}: this machine cannot listen there ({error.strerror}); give one of its addresses, "
+                "such as 127.0.0.1"
             ) from error
 
 

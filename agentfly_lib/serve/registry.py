@@ -103,7 +103,7 @@ def register(registry: Registry, api: PrefectAPI, folder: Path) -> bool:
             api.limit_queue(registry.pool, queue, limit)
     except httpx.HTTPError as error:
         raise UserError(
-            f"the Prefect server at {without_password(api.url)} cannot be asked for its deployments: {error}"
+            f"the Prefect server at {without_password(api.url)} did not list its deployments: {error}"
         ) from error
     file, log = folder / "prefect.yaml", folder / "deploy.log"
     write_bytes(file, registry.text.encode())

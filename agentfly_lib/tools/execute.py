@@ -141,7 +141,7 @@ async def _open_needs(tool: Tool, context: ToolContext) -> None:
     except Exception as error:
         # Whatever keeps a resource from opening is no doing of the policy, and may go better on another try.
         raise InfrastructureError(
-            f"what {tool.name} needs cannot be opened: {described(error)}", where=f"tool:{tool.name}"
+            f"a resource that {tool.name} needs cannot be opened: {described(error)}", where=f"tool:{tool.name}"
         ) from error
 
 

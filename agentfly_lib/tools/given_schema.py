@@ -41,13 +41,13 @@ class GivenArguments:
         try:
             chars = len(self.description) + len(json.dumps(self.schema))
         except (TypeError, ValueError, RecursionError) as error:
-            raise ConfigError(f"this is no JSON Schema: {error}") from error
+            raise ConfigError(f"this is not a JSON Schema: {error}") from error
         if chars > _MAX_CHARS:
             raise ConfigError(f"its description and its schema have {chars} characters; {_MAX_CHARS} are the most")
         try:
             Draft202012Validator.check_schema(self.schema)
         except SchemaError as error:
-            raise ConfigError(f"this is no JSON Schema: {error.message}") from error
+            raise ConfigError(f"this is not a JSON Schema: {error.message}") from error
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as they are. Raises `ArgumentError` naming the culprits."""

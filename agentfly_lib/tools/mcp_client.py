@@ -145,7 +145,7 @@ class McpConnection:
                 if isinstance(error, TimeoutError):
                     waited = self._server.start_seconds
                     raise InfrastructureError(
-                        f"MCP server {self._server} was not there within {waited:g} s", where="tools"
+                        f"MCP server {self._server} did not answer within {waited:g} s", where="tools"
                     ) from error
                 raise
 
@@ -225,7 +225,7 @@ async def offered_tools(server: McpServer) -> list[Any]:
         except TimeoutError as error:
             waited = server.start_seconds
             raise InfrastructureError(
-                f"MCP server {server} did not tell its tools within {waited:g} s", where="tools"
+                f"MCP server {server} did not list its tools within {waited:g} s", where="tools"
             ) from error
 
 

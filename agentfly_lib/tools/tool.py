@@ -61,7 +61,7 @@ class Tool:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ConfigError(f"{self.name!r} is no name for a tool: use up to 64 letters, digits, _ and -")
+            raise ConfigError(f"{self.name!r} is not a valid name for a tool: use up to 64 letters, digits, _ and -")
         if self.timeout is not None and not self.timeout > 0:
             raise ConfigError(f"tool {self.name}: timeout={self.timeout} must be more than 0 seconds")
         if self.max_chars is not None and self.max_chars < 1:

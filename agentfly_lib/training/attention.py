@@ -115,7 +115,10 @@ def document_attention(  # noqa: PLR0917 (transformers passes these by position)
     Dropout is never applied: the policy whose gradient is taken must be the policy that is measured.
     """
     if documents is None:
-        raise ModelError(f"{type(module).__name__} did not pass `documents` on to its attention; it cannot be packed")
+        raise ModelError(
+            f"{type(module).__name__} did not pass `documents` on to its attention, so its rows cannot be "
+            "packed; this architecture cannot be trained yet"
+        )
     unsupported = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if unsupported or query.shape[0] != 1:
         raise ModelError(

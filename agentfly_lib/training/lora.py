@@ -63,7 +63,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None
     for name in ("get_input_embeddings", "get_output_embeddings"):
         if hasattr(getattr(model, name)(), "base_layer"):
             raise ConfigError(
-                "learner.lora.target_modules: embeddings and the output head take no adapters, name others"
+                "learner.lora.target_modules: embeddings and the output head take no adapters; name other layers"
             )
     model.requires_grad_(False)
     for name, parameter in model.named_parameters():

@@ -64,7 +64,7 @@ class PolicyInputs:
         position_ids, self.pixels = torch.from_numpy(batch.position_ids).unsqueeze(0), {}
         if eyes is None and batch.images:
             raise LearnerError(
-                "the rollouts show pictures, and the model that is trained does not see, or not in a way that is known"
+                "the rollouts have pictures, but the trained model is not a vision model, or not of a supported kind"
             )
         if eyes is not None:
             seen = eyes.see(batch)

@@ -29,7 +29,9 @@ def newest_run(root: Path) -> Path:
     """The run of a folder that said something last. Raises `UserError` if none ever did."""
     said = [(path.stat().st_mtime, path.parent) for path in root.glob("*/live.json")]
     if not said:
-        raise UserError(f"no run in {root} says what it does; start one, or name a run directory: agentfly top RUN")
+        raise UserError(
+            f"no run in {root} has recorded its state; start one, or name a run directory: agentfly top RUN"
+        )
     return max(said)[1]
 
 
@@ -37,9 +39,7 @@ def state_of(run: Path) -> RunState:
     """What a run says of itself. Raises `UserError` if it has never said anything."""
     state = read_state(run)
     if state is None:
-        raise UserError(
-            f"{run} does not say what it does: no flow has run in it since `agentfly top` was there to look"
-        )
+        raise UserError(f"{run} has no recorded state: no flow has run in it with a release that has `agentfly top`")
     return state
 
 

@@ -184,7 +184,7 @@ class TestPlaceholders:
 
     def test_a_picture_that_is_not_there_is_an_error(self):
         messages, _ = PictureBook().take([{"role": "user", "content": [{"type": "image", "image": png(16, 16)}]}])
-        with pytest.raises(ModelError, match="which is not there"):
+        with pytest.raises(ModelError, match="which is missing"):
             chat_of("qwen2_vl").prompt(messages)
 
     def test_a_model_that_does_not_see_has_none(self):

@@ -128,7 +128,7 @@ def test_the_end_of_a_game_is_counted_for_the_agent() -> None:
     game.reset({"fen": "7k/8/6Q1/8/8/8/8/K7 w - - 0 1", "seed": 0})
     stale = game.step("move a1a2")
     assert (stale.observation, stale.reward) == ("Draw: stalemate.", 0.5)
-    with pytest.raises(ValueError, match="nobody can play on"):
+    with pytest.raises(ValueError, match="is not valid, or the game is over"):
         game.reset({"fen": "7k/5K2/6Q1/8/8/8/8/8 b - - 0 1", "seed": 0})
 
 

@@ -41,7 +41,7 @@ def test_what_cannot_run_here_is_said_before_anything_runs(odd) -> None:
 
     with pytest.raises(ConfigError, match="install odd to be merry"):
         environment_spec(odd.kind(check=refuse), {"mood": "merry"}, place="thread").check()
-    with pytest.raises(ConfigError, match="cannot find it"):
+    with pytest.raises(ConfigError, match="cannot import it"):
         environment_spec(odd.kind()).check()
     environment_spec(odd.kind(), place="thread").check()
     environment_spec(odd.KIND).check()

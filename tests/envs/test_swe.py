@@ -537,7 +537,7 @@ def test_a_repository_in_an_image(repository_image: str, as_root: bool) -> None:
 @pytest.mark.container
 def test_an_image_that_is_not_there_is_named(container_image: str) -> None:
     row = CLAMP | {"files": None, "image": "localhost:1/agentfly-test-missing:1"}
-    for images, said in (((), "nothing that you wrote allows to pull it"), (("localhost:1/*",), "cannot be pulled")):
+    for images, said in (((), "the settings do not allow pulling it"), (("localhost:1/*",), "cannot be pulled")):
         environment = Swe(images=images)
         with pytest.raises(AgentFlyError, match=f"localhost:1.*{said}"):
             environment.reset(row)

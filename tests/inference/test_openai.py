@@ -285,7 +285,7 @@ class TestFaults:
     )
     async def test_json_that_is_no_completion(self, fake_server, answer):
         server = await fake_server(lambda path, body: answer)
-        with pytest.raises(InfrastructureError, match="that is no completion"):
+        with pytest.raises(InfrastructureError, match="that is not a completion"):
             await engine(server).generate(request())
 
     @pytest.mark.parametrize(("text", "max_tokens"), [("", 1), ("p", 0)])

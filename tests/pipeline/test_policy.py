@@ -70,5 +70,5 @@ def test_the_recipe_of_a_checkpoint_is_the_one_of_its_run(tmp_path: Path) -> Non
         "demo/checkpoints/000004",
         "demo/checkpoints/../../checkpoints/x",
     ):
-        with pytest.raises(ConfigError, match="is no checkpoint of a run in"):
+        with pytest.raises(ConfigError, match="is not a checkpoint of a run in"):
             recorded_recipe(root / name, root)

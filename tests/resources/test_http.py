@@ -132,7 +132,7 @@ async def test_one_that_is_not_well_is_not_lent(service: Service, spec: HttpSpec
     with pytest.raises(ConfigError, match="says 503"):
         await asyncio.to_thread(spec.check)
     async with ResourceEngine() as engine:
-        with pytest.raises(InfrastructureError, match="does not say that it is well"):
+        with pytest.raises(InfrastructureError, match="does not report that it is healthy"):
             await count(engine, spec, "a")
         service.well = True
         assert await count(engine, spec, "b") == [1, 2, 3]

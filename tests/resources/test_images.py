@@ -58,5 +58,5 @@ def test_one_of_ours_is_not_because_anybody_could_publish_it(image: str) -> None
 
 
 def test_none_is_where_only_a_row_names_it() -> None:
-    with pytest.raises(SandboxUnavailableError, match="nothing that you wrote allows to pull it"):
+    with pytest.raises(SandboxUnavailableError, match="the settings do not allow pulling it"):
         ensure("evil.example/x:latest", pull=False)

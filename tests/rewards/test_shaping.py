@@ -142,7 +142,7 @@ async def test_a_recipe_may_say_what_a_chain_that_never_acted_is_worth(make_grou
     assert await values(build_reward(config), make_group("x", env_reward=0.25)) == [0.25]
     assert await values(build_reward(config), make_group("x")) == [-0.5]
     assert await values(build_reward(RewardConfig(name="environment_return")), make_group("x")) == [0.0]
-    with pytest.raises(ConfigError, match="did you mean 'idle'"):
+    with pytest.raises(ConfigError, match=r"did you mean idle\?"):
         build_reward(RewardConfig(name="environment_return", settings={"idel": 1}))
 
 

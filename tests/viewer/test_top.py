@@ -200,7 +200,7 @@ class TestCommand:
     def test_a_run_that_never_spoke(self, top, tmp_path: Path) -> None:
         done = top(str(tmp_path / "demo"))
         assert done.returncode == 2
-        assert "does not say what it does" in done.stderr
+        assert "has no recorded state" in done.stderr
         done = top("--root", str(tmp_path))
         assert done.returncode == 2
-        assert f"no run in {tmp_path} says what it does" in done.stderr
+        assert f"no run in {tmp_path} has recorded its state" in done.stderr

@@ -94,7 +94,7 @@ def exported(shelf: Shelf, filters: Filters, kind: str, query: Mapping[str, str]
     query: may name one `group`, and one `chain` of it. Raises `UserError` if there is nothing like that.
     """
     if kind not in MOST_EXPORTED:
-        raise UserError(f"{kind!r} is no kind of export; use one of {', '.join(MOST_EXPORTED)}")
+        raise UserError(f"{kind!r} is not a format for exports; use one of {', '.join(MOST_EXPORTED)}")
     group, chain = (query or {}).get("group"), (query or {}).get("chain")
     if group is None:
         rows = list(shelf.catalog.find(filters, limit=MOST_EXPORTED[kind]).rows)
@@ -105,7 +105,7 @@ def exported(shelf: Shelf, filters: Filters, kind: str, query: Mapping[str, str]
             if chain is None or str(row.chain) == chain
         ]
     if not rows:
-        raise UserError("no trajectory is like that, so there is nothing to export")
+        raise UserError("no trajectory matches the filters, so there is nothing to export")
     return rows
 
 

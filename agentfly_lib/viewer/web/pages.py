@@ -361,7 +361,7 @@ def _number(query: Mapping[str, str], name: str, kind: Callable[[str], Any]) -> 
     except ValueError as error:
         raise UserError(f"{name}={text!r} is not a number") from error
     if abs(number) > _LARGEST:
-        raise UserError(f"{name}={text!r} is larger than anything here")
+        raise UserError(f"{name}={text!r} is too large")
     return number
 
 

@@ -59,7 +59,7 @@ def export_run(run: Path, path: Path, *, group: str | None = None, step: int | N
 
     kind = path.suffix.removeprefix(".")
     if kind not in MOST_EXPORTED:
-        raise UserError(f"{path}: {kind!r} is no kind of export; use one of {', '.join(MOST_EXPORTED)}")
+        raise UserError(f"{path}: {kind!r} is not a format for exports; use one of {', '.join(MOST_EXPORTED)}")
     shelf = open_shelf(run)
     if kind == "html" and group is None and step is None:
         if not shelf.catalog.table().num_rows:
