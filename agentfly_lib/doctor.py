@@ -242,7 +242,7 @@ def _eyes(agent: Agent, model: Path) -> Iterator[Check]:
         return
     what = "pictures"
     if not reads(model):
-        text = "the agent shows pictures, and the model does not see, or not in a way that is known here"
+        text = "the agent uses pictures, but the model is not a vision model, or not of a supported kind"
         yield Check(level="fail", what=what, text=f"{text}; take one of the Qwen2-VL, Qwen2.5-VL or Qwen3-VL families")
         return
     try:

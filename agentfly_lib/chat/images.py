@@ -131,7 +131,7 @@ def load_picture(source: Any, *, access: ImageAccess = NO_ACCESS) -> Picture:
 
 def _of_text(text: str, access: ImageAccess) -> bytes:
     if len(text) > 2 * MAX_BYTES:
-        raise ImageError(f"an image written in {len(text)} characters is too large; {2 * MAX_BYTES} are the most")
+        raise ImageError(f"an image written in {len(text)} characters is too large; the limit is {2 * MAX_BYTES}")
     if match := _DATA_URL.match(text):
         body = text[match.end() :]
         return _base64(body) if ";base64" in match["more"].lower() else unquote_to_bytes(body)
@@ -213,7 +213,7 @@ def _from_file(data: bytes) -> Picture:
     except Image.UnidentifiedImageError as error:
         raise ImageError(_unknown(data)) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(f"the image has too many pixels; {MAX_PIXELS} are the most") from error
+        raise ImageError(f"the image has too many pixels; the limit is {MAX_PIXELS}") from error
     except Exception as error:  # decoders raise whatever a hostile file makes them
         raise ImageError(f"the image is damaged: {_one_line(error)}") from error
 
@@ -226,9 +226,11 @@ def _from_pixels(source: Any) -> Picture:
         try:
             image = Image.fromarray(source)
         except (TypeError, ValueError, KeyError) as error:
-            raise ImageError(f"an array of shape {getattr(source, 'shape', '?')} is no image: [H, W, 3] is") from error
+            raise ImageError(
+                f"an array of shape {getattr(source, 'shape', '?')} is not an image: give one of shape [H, W, 3]"
+            ) from error
     if not isinstance(image, Image.Image):
-        raise ImageError(f"a {type(source).__name__} is no image: give bytes, a path, a data: URL or a PIL image")
+        raise ImageError(f"a {type(source).__name__} is not an image: give bytes, a path, a data: URL or a PIL image")
     _check_size(image.size)
     try:
         return _encoded(image)
@@ -278,7 +280,7 @@ def _check_size(size: tuple[int, int]) -> None:
     if width < 1 or height < 1:
         raise ImageError(f"the image has no pixels: {width} x {height}")
     if width * height > MAX_PIXELS:
-        raise ImageError(f"the image has {width} x {height} pixels; {MAX_PIXELS} are the most")
+        raise ImageError(f"the image has {width} x {height} pixels; the limit is {MAX_PIXELS}")
     if max(size) > MAX_ASPECT * min(size):
         raise ImageError(
             f"the image is {width} x {height} pixels; its long side may be at most {MAX_ASPECT} times its short side"

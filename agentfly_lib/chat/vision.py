@@ -225,7 +225,7 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
     As in Qwen's `qwen-vl-utils`. Raises `ImageError` for a picture that is too narrow.
     """
     if max(height, width) > 200 * min(height, width):
-        raise ImageError(f"an image of {width} x {height} pixels is too narrow: 200 to 1 is the most")
+        raise ImageError(f"an image of {width} x {height} pixels is too narrow: the limit is 200 to 1")
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
     if rows * columns > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)

@@ -47,7 +47,7 @@ def held_parts(content: list[Any], access: ImageAccess) -> list[Any]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "video" and isinstance(part.get("video"), list):
             if len(part["video"]) > MAX_FRAMES:
-                raise ImageError(f"a video of {len(part['video'])} frames; {MAX_FRAMES} are the most")
+                raise ImageError(f"a video of {len(part['video'])} frames; the limit is {MAX_FRAMES}")
             parts += [_part(frame, access) for frame in part["video"]]
         elif kind == "image_url" and isinstance(part.get("image_url"), Mapping):
             parts.append(_part(part["image_url"].get("url"), access))

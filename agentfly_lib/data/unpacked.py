@@ -39,7 +39,7 @@ def pieces(batch: pa.RecordBatch, where: str, first: int) -> Iterator[pa.RecordB
     if size <= MAX_PIECE_BYTES:
         yield batch
     elif batch.num_rows == 1:
-        raise DataError(f"{where} row {first} unpacks to {size} bytes, and {MAX_PIECE_BYTES} are the most")
+        raise DataError(f"{where} row {first} unpacks to {size} bytes; the limit is {MAX_PIECE_BYTES}")
     else:
         half = batch.num_rows // 2
         yield from pieces(batch.slice(0, half), where, first)
@@ -91,7 +91,7 @@ def check_row_groups(file: Any, where: str) -> None:
             if repeated[index] and column.num_values > MAX_LIST_VALUES:
                 raise DataError(
                     f"{where}: the lists of {column.path_in_schema} in row group {number + 1} hold {column.num_values} "
-                    f"values, and {MAX_LIST_VALUES} are the most; write the file in smaller row groups"
+                    f"values; the limit is {MAX_LIST_VALUES}; write the file in smaller row groups"
                 )
 
 
@@ -105,7 +105,7 @@ def check_messages(source: pa.NativeFile, where: str) -> None:
 
 
 def _too_large(what: str, size: int, unit: str) -> DataError:
-    return DataError(f"{what} unpacks to {size} bytes, and {MAX_GROUP_BYTES} are the most; write it in smaller {unit}")
+    return DataError(f"{what} unpacks to {size} bytes; the limit is {MAX_GROUP_BYTES}; write it in smaller {unit}")
 
 
 def _columns(batch: pa.RecordBatch) -> Iterator[tuple[str, Any]]:

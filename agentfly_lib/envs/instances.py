@@ -140,7 +140,7 @@ class ProcessInstance:
             return read()
         except wire.Nonsense as error:
             self._broken = True
-            raise self._failure(f"answered nonsense: {error}") from error
+            raise self._failure(f"gave an invalid answer: {error}") from error
 
     async def _ask(self, message: Mapping[str, Any], seconds: float, *, doing: str) -> dict[str, Any]:
         """One question and its answer. Whatever goes wrong, the instance is not used again."""
@@ -157,7 +157,7 @@ class ProcessInstance:
         except TimeoutError as error:
             raise self._failure(f"did not {doing} within {seconds:g} s and was killed") from error
         except wire.Nonsense as error:
-            raise self._failure(f"answered nonsense: {error}") from error
+            raise self._failure(f"gave an invalid answer: {error}") from error
         finally:
             if not healthy:
                 self._broken = True

@@ -41,7 +41,7 @@ class ServedInstance:
             served = await instance._ask("GET", "/health", None, CLOSE_SECONDS, doing="start")
             wanted = {"kind": kind.name, "settings": settings.model_dump(mode="json")}
             if found := {key: served.get(key) for key in wanted if served.get(key) != wanted[key]}:
-                raise EnvironmentFailure(f"{url} serves {found}, and wanted is {wanted}", where=instance._where)
+                raise EnvironmentFailure(f"{url} serves {found}, but the recipe needs {wanted}", where=instance._where)
             answer = await instance._ask("POST", "/sessions", {}, kind.start_seconds + CLOSE_SECONDS, doing="start")
             instance._session = str(answer["session"])
             return instance
@@ -112,7 +112,7 @@ class ServedInstance:
         except wire.Nonsense as error:
             self._broken = True
             raise EnvironmentFailure(
-                f"environment {self._kind.name} answered nonsense: {error}", where=self._where
+                f"environment {self._kind.name} gave an invalid answer: {error}", where=self._where
             ) from error
 
 

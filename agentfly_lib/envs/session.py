@@ -67,7 +67,7 @@ class EnvironmentSession:
             at = next((i for i, (a, b) in enumerate(zip(observation, promised, strict=False)) if a != b), None)
             at = min(len(observation), len(promised)) if at is None else at
             raise EnvironmentFailure(
-                f"environment {self._kind.name} began another episode than the one in the prompt: its first "
+                f"environment {self._kind.name} began a different episode from the one in the prompt: its first "
                 f"observation differs from character {at} on, {_near(observation, at)} in place of "
                 f"{_near(promised, at)}. Has the environment or its data changed since the dataset was prepared?",
                 where=f"environment:{self._kind.name}",

@@ -172,7 +172,7 @@ class OpenAIEngine:
             if name in request.sampling.model_fields_set and name in request.sampling.model_dump(exclude_defaults=True):
                 raise ValueError(
                     f"request {request.request_id!r} asks for {name}, which {self.config.base_url} cannot be told "
-                    "exactly: that takes api='completions' and a server that takes token ids (tokens='ids')"
+                    "exactly: use api='completions' and a server that takes token ids (tokens='ids')"
                 )
         return self._common(request)
 

@@ -132,9 +132,9 @@ def _checked(piece: dict[str, Any]) -> dict[str, Any]:
     for name in (str(path), piece["target"] if kind == "link" else ""):
         os.fsencode(name)  # raises for what no file can be called
     if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in str(path):
-        raise SandboxError(f"{str(path)[:200]!r} leads out of what is copied, and is refused")
+        raise SandboxError(f"{str(path)[:200]!r} points outside of what is copied, and is refused")
     if kind == "link" and _leads_out(path, piece["target"]):
-        raise SandboxError(f"{str(path)[:200]!r} is a link that leads out of what is copied, and is refused")
+        raise SandboxError(f"{str(path)[:200]!r} is a link that points outside of what is copied, and is refused")
     if kind not in ("file", "folder", "link"):
         raise SandboxError(f"{str(path)[:200]!r} is neither a file nor a folder, and is refused")
     checked = {**piece, "path": path, "mode": int(piece["mode"]) & 0o755 | 0o600, "offset": int(piece["offset"])}

@@ -171,7 +171,7 @@ class DockerEngine:
         if ignored:
             raise SandboxUnavailableError(
                 f"the Docker engine at {self.address} cannot limit {', '.join(ignored)} (`docker info` says so; a "
-                "rootless engine needs cgroup v2 with delegated controllers), and code that nobody trusts needs limits"
+                "rootless engine needs cgroup v2 with delegated controllers), and untrusted code needs limits"
             )
 
     def _undo(self, done: asyncio.Future[Value], abandoned: Callable[[Value], object] | None) -> None:
@@ -220,7 +220,7 @@ def _connect(host: str) -> DockerEngine:
         client.ping()
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
         raise SandboxUnavailableError(
-            f"no Docker engine answers at {address} ({error}): start it, or say where it is with DOCKER_HOST"
+            f"no Docker engine answers at {address} ({error}): start it, or set DOCKER_HOST to its address"
         ) from error
     return DockerEngine(client, address)
 

@@ -168,8 +168,8 @@ class ResourceEngine:
         try:
             if not pool.has_room and not self._can_go_on(trajectory):
                 raise InfrastructureError(
-                    f"trajectory {trajectory} waits for {pool}, whose users all wait for what this one or each other "
-                    "holds: raise pool.cap, or take both at once",
+                    f"trajectory {trajectory} waits for {pool}, whose users all wait for resources that this "
+                    "trajectory or other users hold (a deadlock): raise pool.cap, or take both resources at once",
                     where=f"resource:{pool.name}",
                 )
             return await pool.borrow(trajectory)

@@ -291,7 +291,7 @@ def _bubblewrap() -> str:
     found = shutil.which("bwrap")
     if found is None:
         raise SandboxUnavailableError(
-            "code runs only in a sandbox, which bubblewrap makes, and `bwrap` is not installed here: "
+            "code runs only in a bubblewrap sandbox, and `bwrap` is not installed here: "
             "`apt-get install bubblewrap` (or `dnf install bubblewrap`), and try again"
         )
     if filter_program() is None:

@@ -55,7 +55,7 @@ async def score_step(
         on_progress: Called with the trajectories scored so far and those asked for.
 
     Raises:
-        RewardError: the collection neither went on nor ended within `follow_seconds`.
+        RewardError: the collection made no progress and did not end within `follow_seconds`.
         ShardError: a file is damaged or cannot be written.
     """
     store = await asyncio.to_thread(ScoreStore, directory, config.identity)
@@ -103,7 +103,7 @@ async def _next(directory: StepDirectory, store: ScoreStore, seconds: float) -> 
                 if manifest is not None and (manifest.complete or store.missing_parts(manifest)):
                     return manifest
     raise RewardError(
-        f"{path}: the collection neither went on nor ended within {seconds:.0f} s; "
+        f"{path}: the collection made no progress and did not end within {seconds:.0f} s; "
         "run the same command again to collect the rest"
     )
 

@@ -37,7 +37,7 @@ class CircuitBreaker:
         self._groups.add(group_id)
         if self._failures >= self._limit and len(self._groups) >= _FEWEST_GROUPS:
             self._tripped = EngineError(
-                f"{self._failures} infrastructure failures in a row, taken for an outage "
+                f"{self._failures} infrastructure failures in a row, treated as an outage "
                 f"(rollout.max_consecutive_failures={self._limit}); the last one, at {failure.where}: {failure.message}"
             )
             raise self._tripped

@@ -130,9 +130,9 @@ def raw_outcomes(scores: Sequence[Score], outcome: str | None) -> list[float]:
             values.append(score.parts[outcome])
         else:
             raise RewardError(
-                f"trajectory {score.trajectory_id} has no part {outcome!r} in its reward, by which problems are "
-                f"chosen; its parts are {', '.join(score.parts) or 'none'}. Set `outcome` of rollout.dynamic_sampling "
-                "and rollout.order to one of them"
+                f"trajectory {score.trajectory_id} has no part {outcome!r} in its reward, which decides which "
+                f"problems are chosen; its parts are {', '.join(score.parts) or 'none'}. Set `outcome` of "
+                "rollout.dynamic_sampling and rollout.order to one of them"
             )
     return values
 

@@ -47,7 +47,7 @@ def _tool(spec: EnvironmentSpec, action: Callable[..., str] | Action) -> Tool:
         context: ToolContext = given.pop(_CONTEXT)
         text = write(**given)
         if not isinstance(text, str):
-            raise ConfigError(f"action {name} of {spec.kind.name} wrote a {type(text).__name__}, not text")
+            raise ConfigError(f"action {name} of {spec.kind.name} returned a {type(text).__name__}, not text")
         progress = await _session(spec, context).step(text)
         return ToolResult(
             observation=progress.step.observation,

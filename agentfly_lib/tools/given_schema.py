@@ -43,7 +43,7 @@ class GivenArguments:
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"this is not a JSON Schema: {error}") from error
         if chars > _MAX_CHARS:
-            raise ConfigError(f"its description and its schema have {chars} characters; {_MAX_CHARS} are the most")
+            raise ConfigError(f"its description and its schema have {chars} characters; the limit is {_MAX_CHARS}")
         try:
             Draft202012Validator.check_schema(self.schema)
         except SchemaError as error:

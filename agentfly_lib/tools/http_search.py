@@ -167,7 +167,7 @@ class EndpointProvider:
             return self._settings.hits(json.loads(data))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InfrastructureError(
-                f"the search at {self._url} answers something else than {type(self._settings).__name__} expects: "
+                f"the search at {self._url} gave an answer that {type(self._settings).__name__} cannot read: "
                 f"{type(error).__name__}: {error}",
                 where="tool:web_search",
             ) from error

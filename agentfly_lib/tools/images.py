@@ -38,14 +38,14 @@ def image_texts(images: Iterable[Any]) -> tuple[str, ...]:
 def data_url(data: bytes) -> str:
     """The bytes of an image file as a URL. Raises `ValueError` if they are too many, or no image that we know."""
     if len(data) > MAX_BYTES:
-        raise ValueError(f"the result has an image of {len(data)} bytes; {MAX_BYTES} are the most")
+        raise ValueError(f"the result has an image of {len(data)} bytes; the limit is {MAX_BYTES}")
     return f"data:image/{_kind(data)};base64,{base64.b64encode(data).decode()}"
 
 
 def _text(image: Any) -> str:
     if isinstance(image, str):
         if len(image) > 2 * MAX_BYTES:
-            raise ValueError(f"the result has an image of {len(image)} characters; {2 * MAX_BYTES} are the most")
+            raise ValueError(f"the result has an image of {len(image)} characters; the limit is {2 * MAX_BYTES}")
         return image
     if isinstance(image, os.PathLike):
         return _of_file(Path(image))

@@ -137,7 +137,7 @@ class TestWhatIsRefused:
 
     @pytest.mark.parametrize("side", [9_000, 20_000, 60_000])
     def test_a_decompression_bomb_before_a_pixel_of_it_is_made(self, side):
-        with pytest.raises(ImageError, match="67108864 are the most"):
+        with pytest.raises(ImageError, match="the limit is 67108864"):
             load_picture(png_of_size(side, side))
 
     @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ class TestWhatIsRefused:
             load_picture(bytes(MAX_BYTES + 1))
 
     def test_things_that_hold_no_pixels(self):
-        with pytest.raises(ImageError, match="a object is no image"):
+        with pytest.raises(ImageError, match="a object is not an image"):
             load_picture(object())
         with pytest.raises(ImageError, match="an array of shape"):
             load_picture(np.zeros((2, 2, 7), np.uint8))

@@ -120,7 +120,7 @@ class TestRefusals:
             (url(png(20_000, 1)), "its long side may be"),
             ({"path": "pictures/none.png"}, "there is no image"),
             ([url(RED), "pictures/none.png"], r"\[1\]'"),
-            (7, "a int is no image"),
+            (7, "a int is not an image"),
         ],
     )
     def test_a_bad_picture_is_a_bad_row(self, folder, tmp_path, image, fault):

@@ -143,9 +143,9 @@ class TestCorpus:
             (b"", "is empty"),
             (b"\n \n", "is empty"),
             (b'{"text": "a"}\n[1]', "line 2: a row needs a text"),
-            (b'{"text": "a"}\n\n{"text"', "line 3: this is no JSON"),
+            (b'{"text": "a"}\n\n{"text"', "line 3: this is not JSON"),
             (b'{"text": "\xff"}', "line 1: this is not UTF-8"),
-            (b"[" * 100_000, "line 1: this is no JSON"),
+            (b"[" * 100_000, "line 1: this is not JSON"),
         ],
     )
     def test_files_that_cannot_be_used(self, tmp_path, data, message):

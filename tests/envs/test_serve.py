@@ -80,7 +80,7 @@ async def test_no_room_no_start_no_server_and_another_game_are_infrastructure(od
     broken = await start(start_code=3)
     with pytest.raises(InfrastructureError, match=r"failed to start: .*SystemExit: 3"):
         await environment_spec(odd.KIND, {"start_code": 3}, url=broken).create()
-    with pytest.raises(InfrastructureError, match=r"'mood': 'calm'.* and wanted is .*'mood': 'merry'"):
+    with pytest.raises(InfrastructureError, match=r"'mood': 'calm'.* but the recipe needs .*'mood': 'merry'"):
         await environment_spec(odd.KIND, {"mood": "merry"}, url=url).create()
     with pytest.raises(InfrastructureError, match=r"serves .*'kind': 'odd'"):
         await environment_spec(odd.kind(name="even"), url=url).create()

@@ -163,7 +163,7 @@ class TestCatalogue:
     def test_no_json(self, tmp_path):
         paths = write(tmp_path)
         paths["products"].write_text("[")
-        with pytest.raises(DataError, match=r"p\.json is no JSON"):
+        with pytest.raises(DataError, match=r"p\.json is not JSON"):
             read_catalogue(CatalogueFiles(**paths), 0)
 
     def test_files_that_are_not_there_are_named_before_anything_starts(self, tmp_path):

@@ -129,9 +129,12 @@ async def test_a_token_that_would_claim_a_picture_is_never_sampled(seeing: Seein
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda ids, image: [token for token in ids if token != image], "not as many placeholders"),
+        (lambda ids, image: [token for token in ids if token != image], "not as many consecutive placeholders"),
         (lambda ids, image: [*ids, image], "1 image tokens belong to none"),
-        (lambda ids, image: [*ids[: ids.index(image) + 1], 40, *ids[ids.index(image) + 1 :]], "in a row"),
+        (
+            lambda ids, image: [*ids[: ids.index(image) + 1], 40, *ids[ids.index(image) + 1 :]],
+            "not as many consecutive placeholders",
+        ),
     ],
     ids=["none", "one too many", "torn apart"],
 )
@@ -147,7 +150,7 @@ async def test_pictures_that_do_not_fit_their_placeholders_are_refused(
 
 async def test_a_model_that_does_not_see_takes_no_pictures(variants: Any) -> None:
     engine = TransformersEngine(variants["tied"].first, context_length=256)
-    with pytest.raises(ValueError, match="does not see"):
+    with pytest.raises(ValueError, match="is not a vision model"):
         await engine.generate(GenerationRequest(request_id="r", token_ids=[20, 21], images=PICTURES[:1], max_tokens=4))
 
 

@@ -111,11 +111,11 @@ async def test_what_it_answers_is_told_by_who_is_to_blame(spec: HttpSpec):
             await found.request("GET", "/broken")
         with pytest.raises(EnvironmentFailure, match="says 404"):
             await found.request("GET", "/nothing")
-        with pytest.raises(EnvironmentFailure, match="no JSON: <html>"):
+        with pytest.raises(EnvironmentFailure, match="not JSON: <html>"):
             await found.request("GET", "/nonsense")
         with pytest.raises(EnvironmentFailure, match="answers with more than"):
             await found.request("GET", "/endless")
-        with pytest.raises(EnvironmentFailure, match="no JSON"):  # it is not unpacked, to whatever size
+        with pytest.raises(EnvironmentFailure, match="not JSON"):  # it is not unpacked, to whatever size
             await found.request("GET", "/packed")
 
 

@@ -112,7 +112,7 @@ class TestResults:
         [
             (Path("nowhere.png"), "an image that cannot be used: the image nowhere.png cannot be read"),
             (b"GIF", "an image of 3 bytes that is no PNG"),
-            (b"\x89PNG" + b"x" * 21 * 2**20, "an image of 22020100 bytes; 20971520 are the most"),
+            (b"\x89PNG" + b"x" * 21 * 2**20, "an image of 22020100 bytes; the limit is 20971520"),
             ("x" * 50_000_000, "an image of 50000000 characters"),
             (["a.png"] * 17, "more than 16 images"),
             (object(), "a object where an image should be"),

@@ -65,7 +65,7 @@ class TestCorpus:
         ("text", "message"),
         [
             ("", "is empty"),
-            ('{"text": "a"}\nno json', "line 2: this is no JSON"),
+            ('{"text": "a"}\nno json', "line 2: this is not JSON"),
             ('{"title": "a"}', "line 1: a row needs a text"),
             ("[1]", "line 1: a row needs a text"),
             ('{"text": 5}', "line 1: a row needs a text"),
@@ -195,10 +195,10 @@ class TestEndpoints:
         [
             ((503, "", ""), 2, "status 503"),
             ((403, "", ""), 1, "refuses requests with status 403"),
-            ((200, "", "<html>"), 1, "answers something else than SearxngSettings expects"),
-            ((200, "", "[]"), 1, "answers something else"),
-            ((200, "", '{"results": [{"title": "x"}]}'), 1, "answers something else"),
-            ((200, "", "[" * 100_000), 1, "answers something else"),
+            ((200, "", "<html>"), 1, "gave an answer that SearxngSettings cannot read"),
+            ((200, "", "[]"), 1, "gave an answer that"),
+            ((200, "", '{"results": [{"title": "x"}]}'), 1, "gave an answer that"),
+            ((200, "", "[" * 100_000), 1, "gave an answer that"),
             ((200, "Content-Encoding: gzip\r\n", SEARXNG + " " * (1 << 22)), 1, "answers with more than 4194304 bytes"),
         ],
     )

@@ -184,7 +184,7 @@ class TestPages:
             ("/tests/0/000000-00000", 404, "no split 'tests'"),
             ("/train/0/%3Cscript%3E", 404, "no group"),
             ("/train/0/000000-00000/9", 404, "no chain 9"),
-            ("/train/0/000000-00000?colour=x", 404, "no colour by 'x'"),
+            ("/train/0/000000-00000?colour=x", 404, "cannot be coloured by 'x'"),
             ("/pictures/train/0/000000-00000/abc", 404, "no picture 'abc'"),
             ("/export.exe", 404, "'exe' is no kind of export"),
             ("/export.jsonl?step=9", 404, "nothing to export"),

@@ -37,7 +37,7 @@ def parse_document(line: str | bytes, where: str) -> Document:
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: this is not UTF-8 text: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: this is no JSON: {error}") from error
+        raise DataError(f"{where}: this is not JSON: {error}") from error
     text = row.get("text", row.get("contents")) if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise DataError(f"{where}: a row needs a text under 'text' or 'contents'")

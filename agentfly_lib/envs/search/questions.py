@@ -42,7 +42,7 @@ def _row(line: str, stem: str, number: int, where: str) -> Mapping[str, Any]:
     try:
         row: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: this is no JSON: {error}") from error
+        raise DataError(f"{where}: this is not JSON: {error}") from error
     if not isinstance(row, dict) or not isinstance(row.get("question"), str):
         raise DataError(f"{where}: a row needs a text under 'question'")
     answers = row.pop("golden_answers", None)

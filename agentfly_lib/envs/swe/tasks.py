@@ -310,7 +310,7 @@ def _json_row(where: str, line: str) -> _Row:
     try:
         values = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where} is no JSON: {error}") from error
+        raise DataError(f"{where} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise DataError(f"{where} is no object")
     return _Row(where, values)

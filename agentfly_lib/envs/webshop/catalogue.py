@@ -175,7 +175,7 @@ def _read(path: Path, kind: type) -> Any:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, EOFError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON{' under gzip' if path.suffix == '.gz' else ''}: {error}") from error
+        raise DataError(f"{path} is not JSON{' under gzip' if path.suffix == '.gz' else ''}: {error}") from error
     if not isinstance(value, kind):
         raise DataError(f"{path} holds a {type(value).__name__}; WebShop's file is a {kind.__name__}")
     return value

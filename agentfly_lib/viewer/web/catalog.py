@@ -154,7 +154,7 @@ class Catalog:
 
     def _filtered(self, filters: Filters) -> pa.Table:
         if filters.sort not in SORTS:
-            raise UserError(f"there is no order by {filters.sort!r}; use one of {', '.join(SORTS)}")
+            raise UserError(f"trajectories cannot be sorted by {filters.sort!r}; use one of {', '.join(SORTS)}")
         if filters.split not in SPLITS:
             raise UserError(f"there is no split {filters.split!r}; use one of {', '.join(SPLITS)}")
         table = self.table()

@@ -343,7 +343,7 @@ def _turned(filters: Filters, name: str) -> str:
 def _colour(query: Mapping[str, str], default: str = "mask") -> str:
     colour = query.get("colour") or default
     if colour not in COLOURS:
-        raise UserError(f"tokens have no colour by {colour!r}; use one of {', '.join(COLOURS)}")
+        raise UserError(f"tokens cannot be coloured by {colour!r}; use one of {', '.join(COLOURS)}")
     return colour
 
 

@@ -66,7 +66,7 @@ def pair_problems(
     Raises `UserError` for a split or an order that there is not.
     """
     if sort not in PAIR_SORTS:
-        raise UserError(f"there is no order {sort!r}; use one of {', '.join(PAIR_SORTS)}")
+        raise UserError(f"pairs cannot be sorted by {sort!r}; use one of {', '.join(PAIR_SORTS)}")
     if step is None and split != "train":
         step = max(set(one.catalog.steps(split)) & set(other.catalog.steps(split)), default=None)
     mine, theirs = one.catalog.problems(split, step), other.catalog.problems(split, step)
