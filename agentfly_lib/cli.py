@@ -348,7 +348,8 @@ def ledger(run: Run) -> None:
     off = [row.step for row in balances if not row.balanced]
     if off:
         typer.echo(
-            f"does not balance in step {', '.join(map(str, off))}; run the training command again to finish it",
+            f"the ledger does not balance in step {', '.join(map(str, off))}; run the training command again to finish "
+            "it",
             err=True,
         )
         raise typer.Exit(1)

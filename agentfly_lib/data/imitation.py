@@ -76,9 +76,7 @@ def check_tokens(model: Path, data: ShardsDataConfig) -> None:
         other = Path(read_json(file)["path"]) if file.exists() else None
         theirs = None if other is None else _tokenizer_sha256(other)
         if theirs is None or own is None:
-            logger.warning(
-                "%s: its tokenizer is not there any more and cannot be compared with that of %s", path, model
-            )
+            logger.warning("%s: its tokenizer no longer exists, so it cannot be compared with that of %s", path, model)
         elif theirs != own:
             raise ConfigError(
                 f"data.runs: the tokens of {path} are those of {other}, whose tokenizer differs from that of {model}; "

@@ -202,7 +202,7 @@ def _common_columns(rows: Sequence[SourcedProblem]) -> tuple[str, ...]:
 def _warn(split: Split) -> None:
     if split.leaked:
         logger.warning(
-            "%d training rows stand among the held-out rows too and are left out of training, for example %s = %s",
+            "%d training rows are also among the held-out rows and are left out of training, for example %s = %s",
             len(split.leaked),
             split.leaked[0].other,
             split.leaked[0].kept,

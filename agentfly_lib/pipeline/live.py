@@ -178,7 +178,7 @@ async def _publish(observer: _Observer, status: RunStatus | None) -> None:
     except Exception as error:  # noqa: BLE001  whatever it is, it must neither end a run nor hide what ended it
         if not observer.failed:
             logger.warning(
-                "what the run does cannot be published for `agentfly top`: %s: %s", type(error).__name__, error
+                "the run's state cannot be published for `agentfly top`: %s: %s", type(error).__name__, error
             )
         observer.failed = True
 

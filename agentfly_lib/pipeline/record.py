@@ -59,7 +59,7 @@ async def catch_up(session: Session) -> None:
         try:
             saved = await asyncio.to_thread(checkpoint_at, session.directory.checkpoint(version))
         except ShardError as error:  # one of the past, which a resume does without
-            logger.warning("checkpoint %d is not told to MLflow: %s", version, error)
+            logger.warning("checkpoint %d was not reported to MLflow: %s", version, error)
             continue
         session.tracker.log_checkpoint(saved.path, version=version, digest=saved.digest)
 

@@ -135,7 +135,7 @@ def test_a_class_of_ones_own(model_path, mine):
             "agent 'mine_for_auto:Mien': .* has no Mien; did you mean Mine",
         ),
         ({"type": "custom", "name": "mine_for_auto:other"}, "mine_for_auto:other' is a .*; name a class derived from"),
-        ({"type": "custom", "name": "mine_for_auto:HalfDone"}, "does not say how to parse"),
+        ({"type": "custom", "name": "mine_for_auto:HalfDone"}, "does not define parse"),
     ],
 )
 def test_what_cannot_be_is_named(model_path, mine, config, message):

@@ -240,7 +240,7 @@ class TestInputs:
             ([MESSAGES, 3], "input 1 is of type int"),
             ({"text": "?"}, "input 0 has neither 'messages' nor a 'question'"),
             ({"question": " "}, "neither"),
-            ({"question": "?", "trajectory": 1}, "the column 'trajectory' has a name that the rollout uses"),
+            ({"question": "?", "trajectory": 1}, "the column 'trajectory' has a name that is reserved for the rollout"),
             ([{"role": "robot", "content": "?"}], "has the role 'robot'"),
             ([{"role": "user"}], "no text in 'content'"),
             ([*MESSAGES, {"role": "assistant", "content": "2"}], "the last message is the assistant's"),

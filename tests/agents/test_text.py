@@ -283,8 +283,8 @@ class TestSearch:
 @pytest.mark.parametrize(
     ("kind", "tools", "message"),
     [
-        (SearchAgent, [], "calls one tool, best one named 'web_search'; it was given: none"),
-        (CodeAgent, [weight, calculator], "best one named 'code_interpreter'; it was given: weight, calculator"),
+        (SearchAgent, [], "needs exactly one tool, or one named 'web_search'; it was given: none"),
+        (CodeAgent, [weight, calculator], "or one named 'code_interpreter'; it was given: weight, calculator"),
         (SearchAgent, [search, weight], "can call 'web_search' only; it was given weight too"),
         (CodeAgent, [tool(name="two")(lambda a, b: "")], "'two' has the parameters a, b"),
         (CodeAgent, [tool(name="none")(lambda: "")], "'none' has the parameters none"),

@@ -423,7 +423,7 @@ class TestNames:
             ChatFormat.from_tokenizer(family_tokenizer("qwen3"), template="llama-3")
 
     def test_a_family_without_a_shipped_template(self, family_tokenizer):
-        with pytest.raises(ModelError, match="no template is shipped for qwen3-coder"):
+        with pytest.raises(ModelError, match="there is no built-in template for qwen3-coder"):
             ChatFormat.from_tokenizer(family_tokenizer("qwen3"), template="qwen3-coder")
 
     def test_shipped_in_place_of_the_models_own(self, tokenizer_of):

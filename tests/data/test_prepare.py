@@ -105,7 +105,7 @@ class TestDuplicates:
             f"{train} line 2 = {evaluation} line 2",
             f"{train} line 4 = {evaluation} line 2",
         )
-        assert "2 training rows stand among the held-out rows too" in caplog.text
+        assert "2 training rows are also among the held-out rows" in caplog.text
 
     def test_repeats_in_training_are_reported_and_stay(self, jsonl, cache):
         train = jsonl([*question_rows(1, 2), *question_rows(1)], "t.jsonl")
@@ -117,7 +117,7 @@ class TestDuplicates:
 
     def test_a_training_file_that_is_the_held_out_file(self, jsonl, cache):
         path = jsonl(question_rows(1, 2))
-        with pytest.raises(DataError, match="all 2 training rows stand among the held-out rows too"):
+        with pytest.raises(DataError, match="all 2 training rows are among the held-out rows too"):
             prepare_dataset(FilesDataConfig(train=path, eval=path), cache)
 
 

@@ -73,7 +73,7 @@ def bad_rows(odd, *rows):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "Play.", "word": "ant", "bad": 9}, "train problem 1: no episode begins with it.*no game 9"),
+        ({"question": "Play.", "word": "ant", "bad": 9}, "train problem 1: no episode can begin with it.*no game 9"),
         ({"word": "ant"}, "train problem 1: a problem of an environment has a question"),
         ({"question": "Play.", "word": "ant", "reward": 1}, "'reward' has a name that the rollout itself gives"),
     ],

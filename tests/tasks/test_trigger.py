@@ -159,7 +159,7 @@ class TestRefusals:
             ConfigError, match=rf"data\.train = train\.jsonl: .* name its whole path, {mine}/train\.jsonl"
         ):
             await run("recipe.toml", files={"data.train": Path("train.jsonl")})
-        with pytest.raises(ConfigError, match=r"data\.eval = eval\.jsonl: .* set data\.eval to one that is there"):
+        with pytest.raises(ConfigError, match=r"data\.eval = eval\.jsonl: .* set data\.eval to an existing file"):
             await run("recipe.toml", files={"data.eval": Path("eval.jsonl")})
         assert server.created == []
         (folder / "eval.jsonl").touch()

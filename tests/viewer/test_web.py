@@ -172,7 +172,7 @@ class TestPages:
     @pytest.mark.parametrize(
         ("path", "status", "said"),
         [
-            ("/?sort=size", 404, "no order by 'size'"),
+            ("/?sort=size", 404, "cannot be sorted by 'size'"),
             ("/?split=test", 404, "no split 'test'"),
             ("/?step=two", 404, "step='two' is not a number"),
             ("/?step=99999999999", 404, "is too large"),
@@ -186,7 +186,7 @@ class TestPages:
             ("/train/0/000000-00000/9", 404, "no chain 9"),
             ("/train/0/000000-00000?colour=x", 404, "cannot be coloured by 'x'"),
             ("/pictures/train/0/000000-00000/abc", 404, "no picture 'abc'"),
-            ("/export.exe", 404, "'exe' is no kind of export"),
+            ("/export.exe", 404, "'exe' is not a format for exports"),
             ("/export.jsonl?step=9", 404, "nothing to export"),
             ("/pairs", 404, "no other run"),
             ("/other/", 404, "Not Found"),
@@ -337,7 +337,7 @@ class TestTwoRuns:
         assert "ask train2" in both.get("/other/train/0/000000-00002/0").text
         assert both.get("/pairs/nobody?split=train").status_code == 404
         assert "no split 'x'" in both.get("/pairs?split=x").text
-        assert "no order 'x'" in both.get("/pairs?sort=x").text
+        assert "cannot be sorted by 'x'" in both.get("/pairs?sort=x").text
 
     def test_nothing_in_common(self, run, tmp_path):
         page = browse(run, RunDirectory(tmp_path / "empty")).get("/pairs").text
@@ -397,7 +397,7 @@ class TestExport:
         assert "<script" not in page
         assert export_run(run.path, tmp_path / "run.jsonl") == 6
         assert export_run(run.path, tmp_path / "group.html", group="000000-00001") == 2
-        for bad, said in (("run.txt", "'txt' is no kind of export"), ("x.html", "not the name of a group")):
+        for bad, said in (("run.txt", "'txt' is not a format for exports"), ("x.html", "not the name of a group")):
             with pytest.raises(UserError, match=said):
                 export_run(run.path, tmp_path / bad, group="group")
 
