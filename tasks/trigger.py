@@ -122,7 +122,7 @@ def _check_files(deployment: DeploymentResponse, files: Mapping[str, Path]) -> N
     folder = _working_folder(deployment)
     for key, file in files.items():
         if folder is not None and not (folder / file).is_file():
-            remedy = f"name its whole path, {file.absolute()}" if file.is_file() else f"set {key} to one that is there"
+            remedy = f"name its whole path, {file.absolute()}" if file.is_file() else f"set {key} to an existing file"
             raise ConfigError(
                 f"{key} = {file}: no such file, seen from {folder}, where train/{deployment.name} runs; {remedy}"
             )
