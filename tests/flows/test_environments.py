@@ -71,7 +71,7 @@ TURN_TOKENS = 16
 class Acting(HFAgent):
     """Reads a call of some tool into whatever the policy wrote: which one, and with what, follows from the text."""
 
-    def parse(self, text: str, truncated: bool) -> ParsedReply:
+    def parse(self, text: str) -> ParsedReply:
         draws = random.Random(text)
         tool = draws.choice(list(self.tools.values()))
         call = ToolCall(id="0", name=tool.name, arguments=_arguments(tool.parameters, text, draws))
