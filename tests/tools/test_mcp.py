@@ -174,7 +174,7 @@ class TestForeignTools:
             await mcp_tools(StdioServer(command=(sys.executable, "-S", "-c", "raise SystemExit('boom')")))
         with pytest.raises(InfrastructureError, match=r"127\.0\.0\.1:9/mcp"):
             await mcp_tools(HttpServer(url="http://127.0.0.1:9/mcp"))
-        with pytest.raises(InfrastructureError, match=r"was not there within 0\.3 s"):
+        with pytest.raises(InfrastructureError, match=r"did not answer within 0\.3 s"):
             await mcp_tools(StdioServer(command=("sleep", "1000"), start_seconds=0.3))
 
 
