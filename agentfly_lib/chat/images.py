@@ -165,7 +165,7 @@ def _read(path: Path) -> bytes:
         with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ImageError(f"the image {path} is no file")
+                raise ImageError(f"the image {path} is not a file")
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ImageError(f"the image {path} cannot be read: {error.strerror}") from error

@@ -175,7 +175,7 @@ def _read_csv(path: Path) -> Iterator[Row | RowFault]:
                 return
             doubled = sorted({name for name in header if header.count(name) > 1})
             if doubled:
-                raise DataError(f"{path} line 1: the column {doubled[0]!r} stands twice in the header")
+                raise DataError(f"{path} line 1: the column {doubled[0]!r} appears twice in the header")
             line = reader.line_num
             for cells in reader:
                 # A cell may span lines: a row is known by its first one.

@@ -109,7 +109,7 @@ class OpenEnv:
         if answer.get("type") == "error":
             raise _Refused(f"{data.get('message', data)} ({data.get('code', 'no code')})")
         if answer.get("type") != "observation" or not isinstance(data.get("observation"), dict):
-            raise ValueError(f"{answer.get('type')!r} is no answer to {message['type']!r}")
+            raise ValueError(f"{answer.get('type')!r} is not an answer to {message['type']!r}")
         return data
 
     def _seen(self, data: Mapping[str, Any]) -> str:

@@ -73,7 +73,7 @@ class Endpoint:
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"base_url = {self.base_url!r} is no address; write it like http://127.0.0.1:8000/v1")
+            raise ConfigError(f"base_url = {self.base_url!r} is not an address; write it like http://127.0.0.1:8000/v1")
 
     async def post(self, path: str, body: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
         """The JSON object that the server answers at `<base_url>/<path>`.

@@ -144,7 +144,7 @@ def _check_safetensors(file: Path) -> None:
         tensors = [entry for name, entry in header.items() if name != "__metadata__"]
         expected = 8 + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise ModelError(f"{file} is no readable safetensors file ({error}); fetch it again") from error
+        raise ModelError(f"{file} is not a readable safetensors file ({error}); fetch it again") from error
     if size != expected:
         raise ModelError(f"{file} has {size} bytes, its header promises {expected}; fetch it again")
 

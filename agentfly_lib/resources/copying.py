@@ -59,7 +59,7 @@ async def read_tree(sandbox: Sandbox | RemoteResource, source: str, target: Path
             if after is not None and not pieces:
                 raise ValueError("nothing, and more of it")
         except (KeyError, TypeError, ValueError, OverflowError, binascii.Error) as error:
-            raise SandboxError(f"{source} cannot be copied: what came out is no file ({error})") from error
+            raise SandboxError(f"{source} cannot be copied: what came out is not a file ({error})") from error
         total += sum(len(piece.get("data", b"")) for piece in pieces)
         names += len(pieces)
         if total > max_bytes or names > _MAX_NAMES:

@@ -41,7 +41,7 @@ def format_followed(
     try:
         re.compile(pattern or "")
     except re.error as error:
-        raise ConfigError(f"reward 'format': the pattern {pattern!r} is no regular expression: {error}") from error
+        raise ConfigError(f"reward 'format': the pattern {pattern!r} is not a regular expression: {error}") from error
 
     def followed(trajectory: Trajectory) -> float | Awaitable[float]:
         sampled = [turn for segment in trajectory.segments for turn in segment.turns if turn.sampled]

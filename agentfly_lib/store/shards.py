@@ -275,7 +275,7 @@ def _check_groups(groups: Sequence[TrajectoryGroup]) -> None:
     seen: set[str] = set()
     for group in groups:
         if group.id in seen:
-            raise ValueError(f"group {group.id} stands twice in one part")
+            raise ValueError(f"group {group.id} appears twice in one part")
         seen.add(group.id)
         if not group.trajectories:
             raise ValueError(f"group {group.id} has no trajectories; record it as dropped instead")

@@ -97,5 +97,5 @@ def _hit(line: str, where: str) -> tuple[SearchHit, str | None]:
     document = parse_document(line, where)
     image = json.loads(line).get("image") if '"image"' in line else None
     if image is not None and not isinstance(image, str):
-        raise DataError(f"{where}: 'image' is no text: give a path or a data: URL")
+        raise DataError(f"{where}: 'image' is not text: give a path or a data: URL")
     return SearchHit(title=document.title, url=document.id, text=document.text), image

@@ -75,4 +75,4 @@ def _kind(data: bytes) -> str:
             return kind
     if data[8:12] == b"WEBP":
         return "webp"
-    raise ValueError(f"the result has an image of {len(data)} bytes that is no PNG, JPEG, GIF, WEBP or BMP")
+    raise ValueError(f"the result has an image of {len(data)} bytes that is not a PNG, JPEG, GIF, WEBP or BMP")

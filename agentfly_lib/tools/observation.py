@@ -119,5 +119,5 @@ def _joined(items: Iterator[Any]) -> str:
 def _finite(reward: Any) -> float:
     number = float(reward)
     if not math.isfinite(number):
-        raise ValueError(f"the tool's reward is {number}, which is no finite number")
+        raise ValueError(f"the tool's reward is {number}, which is not a finite number")
     return number

@@ -38,7 +38,7 @@ class CorpusSettings(Config):
     def check(self) -> None:
         """Raises `ConfigError` if the file is not there."""
         if not self.path.is_file():
-            raise ConfigError(f"web_search: there is no corpus {self.path}, seen from {Path.cwd()}")
+            raise ConfigError(f"web_search: there is no corpus {self.path} (looked from {Path.cwd()})")
 
 
 class IndexSettings(IndexConfig):

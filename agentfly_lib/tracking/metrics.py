@@ -66,7 +66,7 @@ def metric_name(area: str, name: str, stat: str) -> str:
     full = f"{area}/{name}/{stat}"
     if not valid_name(full) or full.count("/") != 2:
         raise ValueError(
-            f"{full!r} is no metric name: it needs three parts `area/name/stat` of letters, digits, spaces and "
+            f"{full!r} is not a metric name: it needs three parts `area/name/stat` of letters, digits, spaces and "
             f"`: . - _`, {MAX_NAME_LENGTH} characters at most"
         )
     return full

@@ -140,6 +140,6 @@ def read_state(run: Path) -> RunState | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        raise ShardError(f"{state_file(run)} cannot be read ({error}); remove it, a running flow writes it anew") from (
-            error
-        )
+        raise ShardError(
+            f"{state_file(run)} cannot be read ({error}); remove it, a running flow writes it again"
+        ) from (error)

@@ -48,7 +48,7 @@ async def test_openai(fake_server):
     ("config", "message"),
     [
         ({"backend": "openai", "base_ulr": "http://h"}, "unknown key backend_config.base_ulr: did you mean base_url?"),
-        ({"backend": "openai", "base_url": "localhost"}, "base_url = 'localhost' is no address"),
+        ({"backend": "openai", "base_url": "localhost"}, "base_url = 'localhost' is not an address"),
         ({"backend": "openai", "api": "responses"}, "api = 'responses'"),
         ({"backend": "transformers", "dtypes": "float32"}, "unknown key backend_config.dtypes: did you mean dtype?"),
         ({"backend": "transformers", "replicas": 2}, "unknown key backend_config.replicas"),

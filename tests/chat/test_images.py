@@ -211,7 +211,7 @@ class TestTextThatNamesOne:
 
     def test_what_is_no_file_is_not_waited_for(self, folder):
         os.mkfifo(folder / "pipe")
-        with pytest.raises(ImageError, match="is no file"):
+        with pytest.raises(ImageError, match="is not a file"):
             load_picture("pipe", access=ImageAccess(folders=(folder,)))
 
     @pytest.mark.parametrize("url", ["http://127.0.0.1/a.png", "https://example.org/a.png"])

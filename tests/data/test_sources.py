@@ -126,7 +126,7 @@ def test_a_csv_row_with_too_few_cells(tmp_path):
         ("rows.json", b'["\xe9"]', r"rows\.json is not UTF-8 text \(byte 3\)"),
         ("rows.json", b"[" * 100_000, r"rows\.json is nested too deeply"),
         ("rows.json", b"[" + b"9" * 5000 + b"]", r"rows\.json holds a number that is too long"),
-        ("rows.csv", b"a,a\n1,2\n", "the column 'a' stands twice"),
+        ("rows.csv", b"a,a\n1,2\n", "the column 'a' appears twice"),
         ("rows.csv", b'a\n"open\n', r"rows\.csv line 2: not valid CSV"),
         ("rows.parquet", b"not parquet at all", r"rows\.parquet is not a readable Parquet file"),
         ("rows.arrow", b"not arrow at all, but long enough", r"rows\.arrow is not a readable Arrow file"),

@@ -216,7 +216,7 @@ async def test_sessions_are_apart_and_a_lost_one_is_a_failure(by_hand: str) -> N
             await second.step('{"text": "die"}')
         assert not await other.healthy()
     async with spec.open() as one:
-        with pytest.raises(EnvironmentFailure, match="'state' is no answer to 'step'"):
+        with pytest.raises(EnvironmentFailure, match="'state' is not an answer to 'step'"):
             await EnvironmentSession(KIND, one, {"seed": 0}).step('{"text": "odd"}')
     async with environment_spec("openenv", {"url": by_hand, "observation": "text"}).open() as one:
         with pytest.raises(EnvironmentFailure, match="observations have no 'text', they have: echoed"):

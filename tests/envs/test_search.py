@@ -505,7 +505,7 @@ class TestDense:
 
     def test_a_folder_that_is_no_model(self, tmp_path):
         config = IndexConfig(method={"type": "dense", "model": tmp_path})
-        with pytest.raises(ConfigError, match="is no folder of a model"):
+        with pytest.raises(ConfigError, match="is not the folder of a model"):
             IndexSpec(config=config).check()
         (tmp_path / "config.json").write_text("{}")
         with pytest.raises(ModelError, match="cannot be loaded as a text encoder"):

@@ -170,7 +170,7 @@ class TestCatalogue:
         settings = WebShopSettings(
             catalogue={"type": "files", "products": tmp_path / "p", "attributes": tmp_path / "a"}
         )
-        with pytest.raises(ConfigError, match=r"there is no .*/p, no .*/a, seen from"):
+        with pytest.raises(ConfigError, match=r"there is no .*/p, no .*/a .looked from"):
             check(settings)
 
     def test_human_goals_need_a_file(self):
@@ -228,9 +228,9 @@ class TestGoals:
     def test_a_problem_of_another_catalogue_is_refused(self):
         shop = WebShop()
         (row, *_) = KIND.problems(WebShopSettings(catalogue={"type": "generated", "seed": 7}), "train")
-        with pytest.raises(DataError, match="prepare the dataset anew"):
+        with pytest.raises(DataError, match="prepare the dataset again"):
             shop.reset(row)
-        with pytest.raises(DataError, match="prepare the dataset anew"):
+        with pytest.raises(DataError, match="prepare the dataset again"):
             shop.reset({"goal": 10**9})
 
 

@@ -72,7 +72,7 @@ def _garbage(directory: Path) -> None:
         (lambda d: (d / "model.safetensors").unlink(), "has no weights"),
         (_pickle, r"pickled weights only \(pytorch_model.bin\).*refused.*save_pretrained"),
         (_cut, "has 1000 bytes, its header promises"),
-        (_garbage, "no readable safetensors file"),
+        (_garbage, "not a readable safetensors file"),
         (lambda d: _shard(d, "model-1.safetensors"), "lacks model-2.safetensors of its weights"),
         *(
             (

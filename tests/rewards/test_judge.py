@@ -299,7 +299,7 @@ class TestRecipe:
         ("settings", "message"),
         [
             ({"model": "j"}, "settings.base_url is required and not set"),
-            ({"base_url": "h", "model": "j"}, "base_url = 'h' is no address"),
+            ({"base_url": "h", "model": "j"}, "base_url = 'h' is not an address"),
             ({"base_url": "http://h", "model": "j", "rubrik": "x"}, "unknown key settings.rubrik: did you mean rubric"),
             ({"base_url": "http://h", "model": "j", "show": "all"}, "settings.show = 'all'"),
         ],

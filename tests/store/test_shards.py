@@ -359,7 +359,7 @@ def test_arrays_that_are_read_cannot_be_changed_by_accident(tmp_path, make_group
 
 class TestRefusals:
     def test_a_group_twice(self, tmp_path, make_group):
-        with pytest.raises(ValueError, match="group 0-0 stands twice"):
+        with pytest.raises(ValueError, match="group 0-0 appears twice"):
             write_part(tmp_path / "p.arrow", [make_group("0-0"), make_group("0-0")], step=0)
 
     def test_a_group_without_trajectories(self, tmp_path, make_group):

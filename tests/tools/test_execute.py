@@ -111,7 +111,7 @@ class TestResults:
         ("image", "fault"),
         [
             (Path("nowhere.png"), "an image that cannot be used: the image nowhere.png cannot be read"),
-            (b"GIF", "an image of 3 bytes that is no PNG"),
+            (b"GIF", "an image of 3 bytes that is not a PNG"),
             (b"\x89PNG" + b"x" * 21 * 2**20, "an image of 22020100 bytes; the limit is 20971520"),
             ("x" * 50_000_000, "an image of 50000000 characters"),
             (["a.png"] * 17, "more than 16 images"),
@@ -192,7 +192,7 @@ class TestResults:
 
     async def test_a_reward_that_is_no_number_is_an_error(self):
         for value in ({"observation": "x", "reward": float("nan")}, ToolResult(observation="x", env_reward=math.nan)):
-            assert "no finite number" in ((await observe(value)).error or "")
+            assert "not a finite number" in ((await observe(value)).error or "")
 
     async def test_a_value_that_cannot_be_shown(self):
         class Broken:

@@ -57,7 +57,7 @@ class Bfcl:
             functions = functions_of(names)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"bfcl: problem {problem.get('id')!r} is no multi-turn task: {type(error).__name__}: {error}"
+                f"bfcl: problem {problem.get('id')!r} is not a multi-turn task: {type(error).__name__}: {error}"
             ) from error
         if not requests or len(truths) != len(requests):
             raise DataError(

@@ -99,10 +99,10 @@ def check_index(config: IndexConfig, where: str) -> None:
     if isinstance(method, DenseConfig):
         files += [method.index]
         if not (method.model / "config.json").is_file():
-            raise ConfigError(f"{where}: {method.model} is no folder of a model (it has no config.json)")
+            raise ConfigError(f"{where}: {method.model} is not the folder of a model (it has no config.json)")
     absent = [str(path) for path in files if path is not None and not path.is_file()]
     if absent:
-        raise ConfigError(f"{where}: there is no {', no '.join(absent)}, seen from {Path.cwd()}")
+        raise ConfigError(f"{where}: there is no {', no '.join(absent)} (looked from {Path.cwd()})")
 
 
 def check(settings: SearchSettings) -> None:
@@ -110,4 +110,4 @@ def check(settings: SearchSettings) -> None:
     check_index(settings.index, "search")
     absent = [str(path) for path in (settings.train, settings.eval) if path is not None and not path.is_file()]
     if absent:
-        raise ConfigError(f"search: there is no {', no '.join(absent)}, seen from {Path.cwd()}")
+        raise ConfigError(f"search: there is no {', no '.join(absent)} (looked from {Path.cwd()})")

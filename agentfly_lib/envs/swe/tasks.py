@@ -196,7 +196,7 @@ def read_problem(columns: Mapping[str, Any], settings: SweSettings, *, where: st
         problem = SweProblem.model_validate({name: values[name] for name in _COLUMNS if values.get(name) is not None})
     except ValidationError as error:
         faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors(include_url=False))
-        raise DataError(f"{where} is no problem of the environment swe: {faults}") from error
+        raise DataError(f"{where} is not a problem of the environment swe: {faults}") from error
     if sum(source is not None for source in (problem.repository, problem.files, problem.image)) != 1:
         raise DataError(f"{where}: the repository comes from one of the columns repository, files and image")
     if not problem.fail_to_pass:
@@ -312,5 +312,5 @@ def _json_row(where: str, line: str) -> _Row:
     except ValueError as error:
         raise DataError(f"{where} is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise DataError(f"{where} is no object")
+        raise DataError(f"{where} is not an object")
     return _Row(where, values)

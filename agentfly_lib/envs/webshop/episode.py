@@ -66,7 +66,7 @@ class WebShop:
         if goal is None or goal.product.asin != problem.get("asin", goal.product.asin):
             raise DataError(
                 f"goal {number} of this catalogue is not for product {problem.get('asin')}: the problems were made "
-                "with another catalogue, seed or kind of goals; prepare the dataset anew"
+                "with another catalogue, seed or kind of goals; prepare the dataset again"
             )
         self._goal = goal
         self._done = False

@@ -85,6 +85,6 @@ def check(settings: WebShopSettings) -> None:
         absent = [str(path) for path in files if path is not None and not path.is_file()]
         if absent:
             raise ConfigError(
-                f"webshop: there is no {', no '.join(absent)}, seen from {Path.cwd()}; docs/environments/webshop.md "
+                f"webshop: there is no {', no '.join(absent)} (looked from {Path.cwd()}); docs/environments/webshop.md "
                 "says where the files are from"
             )
