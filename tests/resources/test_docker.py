@@ -192,7 +192,7 @@ class TestLife:
     async def test_an_image_that_is_not_there(self, spec: ContainerSpec):
         with pytest.raises(SandboxUnavailableError, match="agentfly-test-nothing:1"):
             await asyncio.to_thread(replace(spec, image="agentfly-test-nothing:1").check)
-        with pytest.raises(InfrastructureError, match="is not there"):
+        with pytest.raises(InfrastructureError, match="does not exist"):
             await replace(spec, image="agentfly-test-nothing:1").create()
 
     async def test_a_python_that_is_not_there(self, spec: ContainerSpec):
