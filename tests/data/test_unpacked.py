@@ -96,7 +96,7 @@ class TestArrow:
         size = ipc(path, pa.table({"a": np.zeros(10 * MIB, np.int64)}), new=new, compression=compression)
         assert size < MIB
         allocated = pa.total_allocated_bytes()
-        with pytest.raises(DataError, match=r"rows\.arrow: message \d unpacks to 83886080 bytes, and 1048576 are"):
+        with pytest.raises(DataError, match=r"rows\.arrow: message \d unpacks to 83886080 bytes; the limit is 1048576"):
             list(read_rows(path))
         assert pa.total_allocated_bytes() - allocated < MIB
 

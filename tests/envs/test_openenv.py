@@ -113,7 +113,7 @@ async def _socket(request: web.Request) -> web.WebSocketResponse:
 def by_hand() -> Iterator[str]:
     loop, started, address = asyncio.new_event_loop(), threading.Event(), []
 
-    async def start() -> None:
+    async def start() -> web.AppRunner:
         app = web.Application()
         app.router.add_get("/ws", _socket)
         app.router.add_get("/schema", lambda _: _json(SCHEMA))
@@ -124,13 +124,16 @@ def by_hand() -> Iterator[str]:
         await site.start()
         address.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
         started.set()
+        return runner
 
     async def _json(value: object) -> web.Response:
         return web.json_response(value)
 
     def serve() -> None:
-        loop.run_until_complete(start())
+        runner = loop.run_until_complete(start())
         loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()

@@ -147,7 +147,7 @@ async def test_one_that_is_made_after_its_caller_was_cancelled_is_removed(monkey
         await starting
     go_on.set()
     assert await asyncio.to_thread(removed.wait, 10)
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert len(os.listdir("/proc/self/fd")) <= open_before  # others' may be collected meanwhile
 
 
 @pytest.mark.usefixtures("sandboxes")

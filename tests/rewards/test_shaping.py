@@ -60,7 +60,7 @@ class TestFormat:
         assert "within 0.5 s and was killed" in (scores[0].error or "")
 
     def test_a_pattern_that_is_none(self):
-        with pytest.raises(ConfigError, match="no regular expression"):
+        with pytest.raises(ConfigError, match="is not a regular expression"):
             format_followed(pattern="(")
 
     async def test_calls_of_every_turn_can_be_read(self, make_group):

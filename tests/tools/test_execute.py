@@ -353,7 +353,7 @@ class TestNeeds:
         @tool(needs=Room("a", fails=True))
         def one() -> None: ...
 
-        with pytest.raises(InfrastructureError, match="what one needs cannot be opened: OSError: no room") as caught:
+        with pytest.raises(InfrastructureError, match="one needs cannot be opened: OSError: no room") as caught:
             await run(calls("one"), one)
         assert caught.value.where == "tool:one"
 
