@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup envs demo test test-fast test-python check format docs docs-serve walkthrough dist peers oracles bench serve clean
+.PHONY: help setup envs demo test test-release test-fast test-python check format docs docs-serve walkthrough dist peers oracles bench serve clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -65,8 +65,11 @@ ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
 	$(BIN)/python -m pytest -m "$(SMALL)" -n auto --maxprocesses 8 --dist loadfile
-	$(BIN)/python -m pytest -m "not ($(SMALL))" -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not ($(SMALL)) and not release" -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 endif
+
+test-release: $(STAMP) ## run the few tests that `make test` leaves out
+	$(BIN)/python -m pytest -m release $(ARGS)
 
 test-fast: $(STAMP) ## run the tests that take milliseconds
 	$(BIN)/python -m pytest -m "$(SMALL)" -n auto --maxprocesses 8 --dist loadfile $(ARGS)

@@ -73,6 +73,7 @@ def test_a_walkthrough_succeeds(room: Alfworld, folder: Path) -> None:
         solve(room, folder, row)
 
 
+@pytest.mark.release
 @needs_games
 @pytest.mark.slow
 def test_the_walkthrough_of_every_game_succeeds(room: Alfworld, folder: Path) -> None:

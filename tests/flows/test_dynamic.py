@@ -15,6 +15,7 @@ from agentfly_lib.store.manifest import read_rollout_manifest
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
+@pytest.mark.release
 def test_groups_without_a_signal_are_replaced(agentfly, root: Path) -> None:
     options = ["collect", "recipes/ci.toml", "--steps", "2"]
     for change in (

@@ -262,6 +262,7 @@ def test_the_recipes_name_the_environments_that_we_ship() -> None:
         assert config.data.type == "environment"
 
 
+@pytest.mark.release
 def test_a_recipe_as_it_is_typed(agentfly, root: Path) -> None:
     recipe("chess")
     command = agentfly("train", "recipes/chess-smoke.toml", "--set", f"run.root={root}")

@@ -65,6 +65,7 @@ def prefect_server(tmp_path: Path) -> Iterator[str]:
         os.killpg(server.pid, signal.SIGKILL)
 
 
+@pytest.mark.release
 @pytest.mark.skipif(not DATA.is_dir(), reason="GSM8K's files are not here; set AGENTFLY_TEST_DATA to the folder above")
 @pytest.mark.timeout(600)
 def test_gsm8k_with_servers(agentfly, tmp_path: Path, prefect_server: str) -> None:

@@ -403,6 +403,7 @@ async def _stops_at_texts(served: OpenAIEngine) -> None:
     assert f"w{stopped.token_ids[-1]}".startswith(f"w{free.token_ids[20]}")
 
 
+@pytest.mark.release
 @pytest.mark.stack
 @pytest.mark.slow
 async def test_vllms_own_server_is_as_exact_as_an_engine_of_ours(vllm_server, variants, reference, logits_of, shaped):
