@@ -60,7 +60,7 @@ demo: $(STAMP) ## watch a small model learn to use a calculator (minutes, no GPU
 # containers.
 SMALL := not stack and not slow and not container
 
-test: $(STAMP) ## run all tests, or some: make test ARGS=tests/store
+test: $(STAMP) ## run the tests, or some: make test ARGS=tests/store
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
