@@ -9,26 +9,22 @@ samples the same tokens. They take turns, each in processes of its own.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.overhead import RECIPE, STEPS, WARM_UP, demo_steps
 from benchmarks.peer_environments import measure
 from benchmarks.report import Finding, show
 
 __all__ = ["main"]
 
-STEPS = 12
-WARM_UP = 2
 TURNS = 2
-RECIPE = Path("recipes/demo.toml")
 
 
 def main() -> bool:
@@ -57,13 +53,7 @@ def main() -> bool:
 
 
 def _whole() -> dict[str, list[float]]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "agentfly_lib", "train", str(RECIPE), "--quiet"]
-        for override in (f"run.root={folder}", f"run.steps={STEPS}", "evaluation.every_steps=0"):
-            command += ["--set", override]
-        subprocess.run(command, check=True, timeout=900, stdout=subprocess.DEVNULL)
-        files = sorted((Path(folder) / "demo" / "steps").glob("*/metrics.json"))
-        steps = [json.loads(file.read_text()) for file in files]
+    steps = demo_steps()
     return {
         "seconds": [step["time/step/seconds"] for step in steps[WARM_UP:]],
         "tokens": [step["rollout/sampled_tokens/sum"] for step in steps],
@@ -80,7 +70,7 @@ async def _bare(folder: Path) -> dict[str, list[float]]:
     from agentfly_lib.inference.settings import EngineSettings, engine_environment
     from agentfly_lib.models.resolve import resolve_model
     from agentfly_lib.pipeline.problems import group_id
-    from agentfly_lib.rewards.scoring import score_groups
+    from agentfly_lib.rewards.scoring import score_groups, with_rewards
     from agentfly_lib.rollout import ChainLimits, RolloutSeeds, run_chain
     from agentfly_lib.rollout.prompts import FirstPrompts
     from agentfly_lib.training.learner import LearnerRank
@@ -146,14 +136,7 @@ async def _bare(folder: Path) -> dict[str, list[float]]:
             scores = await score_groups(
                 agent.reward, groups, timeout=30, max_concurrency=config.agent.reward.max_concurrency, retries=0
             )
-            by_id = {score.trajectory_id: score.reward for score in scores}
-            groups = [
-                dataclasses.replace(
-                    group,
-                    trajectories=tuple(dataclasses.replace(each, reward=by_id[each.id]) for each in group.trajectories),
-                )
-                for group in groups
-            ]
+            groups = with_rewards(groups, scores)
             learner.update_from(groups, step)
             logprobs = learner.export_weights(weights, step + 1)
             canary = Canary(token_ids=tuple(learner.canary_token_ids), logprobs=tuple(logprobs))

@@ -15,21 +15,16 @@ from pathlib import Path
 
 from benchmarks.report import Finding, show
 
-__all__ = ["main"]
+__all__ = ["RECIPE", "STEPS", "WARM_UP", "demo_steps", "main"]
 
+RECIPE = Path("recipes/demo.toml")
 STEPS = 12
 WARM_UP = 2
 
 
 def main() -> bool:
     """Runs it; True if the bar is met."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "agentfly_lib", "train", "recipes/demo.toml", "--quiet"]
-        for override in (f"run.root={folder}", f"run.steps={STEPS}", "evaluation.every_steps=0"):
-            command += ["--set", override]
-        subprocess.run(command, check=True, timeout=900, stdout=subprocess.DEVNULL)
-        files = sorted((Path(folder) / "demo" / "steps").glob("*/metrics.json"))
-        steps = [json.loads(file.read_text()) for file in files][WARM_UP:]
+    steps = demo_steps()[WARM_UP:]
     findings = [
         Finding(what=f"{part}, median of a step", value=_median(steps, f"time/{part}/seconds"), unit="s")
         for part in ("step", "generation", "tools", "reward", "forward_backward", "overhead", "sync")
@@ -39,6 +34,17 @@ def main() -> bool:
     findings.append(Finding(what="overhead / step", value=ours / whole, unit="ratio", bar=0.10))
     findings.append(Finding(what="sampled tokens", value=_median(steps, "rollout/tokens_per_second/mean"), unit="1/s"))
     return show("overhead", findings)
+
+
+def demo_steps() -> list[dict[str, float]]:
+    """The metrics of each step of a run of the recipe, as the run has recorded them."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "agentfly_lib", "train", str(RECIPE), "--quiet"]
+        for override in (f"run.root={folder}", f"run.steps={STEPS}", "evaluation.every_steps=0"):
+            command += ["--set", override]
+        subprocess.run(command, check=True, timeout=900, stdout=subprocess.DEVNULL)
+        files = sorted((Path(folder) / "demo" / "steps").glob("*/metrics.json"))
+        return [json.loads(file.read_text()) for file in files]
 
 
 def _median(steps: list[dict[str, float]], name: str) -> float:

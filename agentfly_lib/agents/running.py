@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from agentfly_lib.agents.result import RunResult
 from agentfly_lib.inference import Generate
 from agentfly_lib.resources import ResourceEngine
 from agentfly_lib.rewards.reward import Reward
-from agentfly_lib.rewards.scoring import score_groups
+from agentfly_lib.rewards.scoring import score_groups, with_rewards
 from agentfly_lib.rollout import ChainAgent, ChainLimits, RolloutSeeds, run_chain
 from agentfly_lib.rollout.events import ChainEvent
 from agentfly_lib.rollout.prompts import FirstPrompts
@@ -98,10 +97,4 @@ class AgentRun:
         scores = await score_groups(
             reward, groups, timeout=self.reward_timeout_seconds, max_concurrency=self.max_concurrency, retries=0
         )
-        by_id = {score.trajectory_id: score for score in scores}
-
-        def scored(trajectory: Trajectory) -> Trajectory:
-            score = by_id[trajectory.id]
-            return dataclasses.replace(trajectory, reward=score.reward, reward_parts=score.parts)
-
-        return [dataclasses.replace(group, trajectories=tuple(map(scored, group.trajectories))) for group in groups]
+        return with_rewards(groups, scores)

@@ -9,8 +9,9 @@ else                                          scored
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -22,7 +23,7 @@ from agentfly_lib.store.scores import Score, outcome_of
 from agentfly_lib.types import Outcome, Problem, StopReason, Trajectory, TrajectoryGroup
 from agentfly_lib.visible import visible
 
-__all__ = ["score_groups"]
+__all__ = ["score_groups", "with_rewards"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,17 @@ class _Work:
     places: Sequence[int]
     trajectories: Sequence[Trajectory]
     problem: Problem
+
+
+def with_rewards(groups: Iterable[TrajectoryGroup], scores: Iterable[Score]) -> list[TrajectoryGroup]:
+    """The groups with what `score_groups` has found of their trajectories."""
+    by_id = {score.trajectory_id: score for score in scores}
+
+    def scored(trajectory: Trajectory) -> Trajectory:
+        score = by_id[trajectory.id]
+        return dataclasses.replace(trajectory, reward=score.reward, reward_parts=score.parts)
+
+    return [dataclasses.replace(group, trajectories=tuple(map(scored, group.trajectories))) for group in groups]
 
 
 async def score_groups(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -17,12 +16,12 @@ from time import perf_counter
 from agentfly_lib.configs import RewardConfig
 from agentfly_lib.errors import RewardError
 from agentfly_lib.rewards.reward import Reward
-from agentfly_lib.rewards.scoring import score_groups
+from agentfly_lib.rewards.scoring import score_groups, with_rewards
 from agentfly_lib.store.changes import looks_at
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.manifest import RolloutManifest, read_rollout_manifest
 from agentfly_lib.store.scored import load_scored_groups
-from agentfly_lib.store.scores import Score, ScoreManifest, ScoreStore
+from agentfly_lib.store.scores import ScoreManifest, ScoreStore
 from agentfly_lib.store.shards import read_part
 from agentfly_lib.types import TrajectoryGroup
 
@@ -77,8 +76,7 @@ async def score_step(
             )
             busy.append((started, perf_counter()))
             await asyncio.to_thread(store.append, part.name, scores)
-            by_id = {score.trajectory_id: score for score in scores}
-            fresh += [_with_rewards(group, by_id) for group in groups]
+            fresh += with_rewards(groups, scores)
             scored_rows += part.rows
             if on_progress is not None:
                 on_progress(scored_rows, rollouts.requested)
@@ -111,11 +109,3 @@ async def _next(directory: StepDirectory, store: ScoreStore, seconds: float) -> 
 def _manifest(directory: StepDirectory) -> RolloutManifest | None:
     """None before the collection has begun."""
     return read_rollout_manifest(directory) if directory.rollout_manifest.exists() else None
-
-
-def _with_rewards(group: TrajectoryGroup, scores: dict[str, Score]) -> TrajectoryGroup:
-    trajectories = tuple(
-        dataclasses.replace(trajectory, reward=scores[trajectory.id].reward, reward_parts=scores[trajectory.id].parts)
-        for trajectory in group.trajectories
-    )
-    return dataclasses.replace(group, trajectories=trajectories)

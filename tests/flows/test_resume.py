@@ -24,8 +24,7 @@ from agentfly_lib.training.checkpoint import checkpoint_at, verify_checkpoint
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 HERE = Path(__file__).resolve().parent
-KILLS = [("collect", 0), ("score", 1), ("record", 1), ("checkpoint", 2)]
-"""An update is killed before it is recorded: one that is killed earlier leaves the same on disk, nothing."""
+KILLS = [("collect", 0), ("score", 1), ("update", 1), ("record", 1), ("checkpoint", 2)]
 
 
 def hurt(places: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -99,7 +98,7 @@ def test_killed_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
             stored = sum(len(part["groups"]) for part in manifest["parts"])
             assert 0 < stored < 8
             assert not manifest["complete"]
-        if stage == "record":
+        if stage in ("update", "record"):
             assert not run.step(step).update_file.exists()
         assert wait_until_gone(root) == [], f"processes outlived the kill in {stage}"
         if stage == "checkpoint" and run.checkpoint(step).exists():
