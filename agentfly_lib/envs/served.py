@@ -35,7 +35,12 @@ class ServedInstance:
 
         Raises `InfrastructureError` if the server is not there, is full, serves something else, or cannot start one.
         """
-        client = aiohttp.ClientSession(base_url=url, read_bufsize=1 << 20, auto_decompress=False)
+        client = aiohttp.ClientSession(
+            base_url=url,
+            read_bufsize=1 << 20,
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(),  # each request has the kind's own limit, which may be an hour
+        )
         instance = cls(kind, client, "")
         try:
             served = await instance._ask("GET", "/health", None, CLOSE_SECONDS, doing="start")
@@ -91,7 +96,11 @@ class ServedInstance:
     async def _ask(self, method: str, path: str, message: Any, seconds: float, *, doing: str) -> dict[str, Any]:
         healthy, named = False, f"environment {self._kind.name} at {self._client._base_url}"
         try:
-            async with asyncio.timeout(seconds), self._client.request(method, path, json=message) as response:
+            # Redirected, a request could reach what listens on this machine's loopback interface.
+            request = self._client.request(method, path, json=message, allow_redirects=False)
+            async with asyncio.timeout(seconds), request as response:
+                if 300 <= response.status < 400:
+                    raise wire.Nonsense(f"it redirects to {response.headers.get('Location', 'nowhere')[:200]!r}")
                 answer = wire.load(await _read(response))
             if response.status != 200:
                 raise EnvironmentFailure(

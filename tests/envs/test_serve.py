@@ -20,6 +20,7 @@ from aiohttp.test_utils import TestServer
 
 from agentfly_lib.configs import HFAgentConfig
 from agentfly_lib.envs.serve import application
+from agentfly_lib.envs.served import ServedInstance
 from agentfly_lib.envs.session import EnvironmentSession
 from agentfly_lib.envs.spec import environment_spec
 from agentfly_lib.errors import EnvironmentFailure, InfrastructureError
@@ -147,6 +148,25 @@ async def test_an_answer_without_end_is_not_read_to_its_end(odd) -> None:
     async with TestServer(app) as server:
         with pytest.raises(InfrastructureError, match="more than 67108864 bytes"):
             await environment_spec(odd.KIND, url=str(server.make_url("")).rstrip("/")).create()
+
+
+async def test_a_server_cannot_send_us_elsewhere(odd, start) -> None:
+    elsewhere = await start()
+    app = web.Application()
+
+    async def redirect(_: web.Request) -> web.Response:
+        raise web.HTTPTemporaryRedirect(f"{elsewhere}/health")
+
+    app.router.add_route("*", "/{path:.*}", redirect)
+    async with TestServer(app) as server:
+        with pytest.raises(InfrastructureError, match=r"failed to start: it redirects to 'http://127\.0\.0\.1"):
+            await environment_spec(odd.KIND, url=str(server.make_url("")).rstrip("/")).create()
+
+
+async def test_no_other_limit_than_the_kinds_own_ends_a_request(odd, start) -> None:
+    async with environment_spec(odd.KIND, url=await start()).open() as instance:
+        assert isinstance(instance, ServedInstance)
+        assert instance._client.timeout.total is None
 
 
 async def test_as_a_program_it_listens_on_the_loopback_alone_and_takes_its_processes_with_it(odd) -> None:

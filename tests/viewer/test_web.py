@@ -201,6 +201,20 @@ class TestPages:
     def test_another_host_s_name_is_refused(self, client):
         assert client.get("/", headers={"host": "evil.example"}).status_code == 400
 
+    @pytest.mark.parametrize(
+        ("path", "site", "kind", "status"),
+        [
+            ("/export.parquet", "cross-site", "image", 403),
+            ("/export.html", "cross-site", "document", 403),
+            ("/", "cross-site", "iframe", 403),
+            ("/", "cross-site", "document", 200),
+            ("/export.jsonl", "same-origin", "document", 200),
+        ],
+    )
+    def test_another_site_s_page_makes_it_do_no_work(self, client, path, site, kind, status):
+        sent = {"Sec-Fetch-Site": site, "Sec-Fetch-Dest": kind}
+        assert client.get(path, headers=sent).status_code == status
+
     def test_a_part_that_was_changed_is_said_to_be(self, client, run):
         path = run.step(0).rollouts / "part-00000.arrow"
         data = bytearray(path.read_bytes())

@@ -126,6 +126,9 @@ def _html(text: str) -> Response:
 def _page(make: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
     @functools.wraps(make)
     async def answer(request: Request) -> Response:
+        if _wanted_by_another_site(request):
+            said = "another site's page asked for this; type the address yourself"
+            return Response(said, status_code=403, media_type="text/plain", headers=_HEADERS)
         try:
             return await run_in_threadpool(make, request)
         except UserError as error:
@@ -134,3 +137,11 @@ def _page(make: Callable[[Request], Response]) -> Callable[[Request], Awaitable[
             return Response(visible(str(error)), status_code=500, media_type="text/plain", headers=_HEADERS)
 
     return answer
+
+
+def _wanted_by_another_site(request: Request) -> bool:
+    """A page of another site would have this made, by an image of it for example. A link to one of our pages may be
+    followed from there, but not one to an export, which takes long and does not show who asked for it.
+    """
+    followed = request.headers.get("sec-fetch-dest") == "document" and not request.path_params.get("kind")
+    return request.headers.get("sec-fetch-site") == "cross-site" and not followed
