@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agentfly_lib.bounded import call_in_thread, is_async
 from agentfly_lib.tools import Tool, ToolContext, ToolResult, tool
-from agentfly_lib.tools.bounded import call_in_thread, is_async
 
 __all__ = ["GuiAction", "Perform", "finished", "gui_tools"]
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from agentfly_lib.bounded import TimedOut, call_in_thread, run_bounded
 from agentfly_lib.rewards.pool import CallFailed, CallTimedOut, NotImportable, shared_pool
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.rewards.worker import describe
-from agentfly_lib.tools.bounded import TimedOut, call_in_thread, run_bounded
 
 __all__ = ["CallFailed", "CallTimedOut", "call_in_worker", "call_reward"]
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, overload
 
+from agentfly_lib.bounded import is_async
 from agentfly_lib.errors import ConfigError, RewardError
-from agentfly_lib.tools.bounded import is_async
 from agentfly_lib.types import RESERVED_COLUMNS, Problem, Trajectory
 
 __all__ = ["Reward", "RewardContext", "Verdict", "reward"]

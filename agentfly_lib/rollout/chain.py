@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from agentfly_lib.bounded import call_in_thread
 from agentfly_lib.chat import Bridge, MalformedCall, PictureBook, Prompt, ToolCall
 from agentfly_lib.chat.pictures import shown
 from agentfly_lib.configs.agent import SummaryConfig
@@ -35,7 +36,6 @@ from agentfly_lib.rollout.prompts import FirstPrompts
 from agentfly_lib.rollout.segment import SegmentBuilder
 from agentfly_lib.rollout.stages import Stage
 from agentfly_lib.tools import ToolContext, execute_calls
-from agentfly_lib.tools.bounded import call_in_thread
 from agentfly_lib.types import Failure, FailureKind, FinishReason, Message, Problem, StopReason, Trajectory
 from agentfly_lib.visible import visible
 

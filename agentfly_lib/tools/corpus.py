@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentfly_lib.bounded import call_in_thread
 from agentfly_lib.chat.images import ImageAccess, load_picture
 from agentfly_lib.envs.search.corpus import parse_document
 from agentfly_lib.errors import DataError, ImageError
 from agentfly_lib.tools.bm25 import Bm25
-from agentfly_lib.tools.bounded import call_in_thread
 from agentfly_lib.tools.search import SearchHit
 
 __all__ = ["Corpus", "load_corpus"]

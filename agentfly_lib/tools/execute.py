@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentfly_lib.bounded import Outcome, TimedOut, call_in_thread, run_bounded
 from agentfly_lib.errors import InfrastructureError, RolloutError, described
-from agentfly_lib.tools.bounded import Outcome, TimedOut, call_in_thread, run_bounded
 from agentfly_lib.tools.call import MalformedCall, ToolCall, ToolContext, ToolResult
 from agentfly_lib.tools.observation import cut, to_result, yielded
 from agentfly_lib.tools.schema import ArgumentError

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
-from agentfly_lib.tools.bounded import call_in_thread
+from agentfly_lib.bounded import call_in_thread
 from agentfly_lib.tools.call import ToolResult
 from agentfly_lib.tools.html_text import html_to_text
 from agentfly_lib.tools.settings import ToolSettings

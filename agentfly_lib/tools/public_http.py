@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
-from agentfly_lib.tools.bounded import call_in_thread
+from agentfly_lib.bounded import call_in_thread
 
 __all__ = ["AddressRefused", "PublicTransport", "check_not_compressed", "is_public", "own_networks", "parse_networks"]
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, overload
 
+from agentfly_lib.bounded import is_async
 from agentfly_lib.envs.spec import EnvironmentSpec
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.resources.spec import AnySpec
-from agentfly_lib.tools.bounded import is_async
 from agentfly_lib.tools.given_schema import GivenArguments
 from agentfly_lib.tools.schema import Arguments, read_signature
 from agentfly_lib.tools.settings import ToolSettings, read_settings
