@@ -130,7 +130,11 @@ def train(  # noqa: PLR0917 - options of a command line have names
 @app.command()
 def evaluate(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A checkpoint (runs/demo/checkpoints/000030) or a model directory.")
+        Path,
+        typer.Argument(
+            help="A checkpoint (runs/demo/checkpoints/000030), a run directory (its newest checkpoint) or a model "
+            "directory."
+        ),
     ],
     recipe: Annotated[
         Path | None, typer.Option(help="Recipe to evaluate with; the config of the checkpoint's run if not given.")
@@ -138,14 +142,10 @@ def evaluate(
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
-    """Evaluate a checkpoint or a model directory on the held-out problems."""
-    from agentfly_lib.configs import load_config
+    """Evaluate a checkpoint, a run's newest checkpoint, or a model directory on the held-out problems."""
+    from agentfly_lib.store.recorded import recipe_of
 
-    if recipe is None:
-        recipe = checkpoint.resolve().parent.parent / "config.toml"
-        if not recipe.exists():
-            raise UserError(f"{checkpoint} is not inside a run directory; name a recipe to evaluate it with: --recipe")
-    config = load_config(recipe, overrides or ())
+    config = recipe_of(checkpoint, overrides or ()) if recipe is None else _load(recipe, overrides)
     _prepare(config)
     summary = _run_flow("evaluate", checkpoint.name, quiet, config, checkpoint)
     typer.echo(summary.text)
@@ -189,12 +189,11 @@ def score(
     quiet: Quiet = False,
 ) -> None:
     """Score the stored rollouts of a finished run with another reward. Nothing is generated again."""
-    from agentfly_lib.configs import load_config
     from agentfly_lib.configs.rescoring import rescoring_reward
     from agentfly_lib.rewards.registry import build_reward
+    from agentfly_lib.store.recorded import recorded_config
 
-    directory = _existing_run(run)
-    config = load_config(directory / "config.toml", [f"run.root={directory.resolve().parent}"])
+    config = recorded_config(_existing_run(run))
     chosen = rescoring_reward(config.agent.reward, name=reward, file=reward_config, overrides=overrides or ())
     _prepare(config)
     build_reward(chosen)
@@ -216,11 +215,10 @@ def replay(
     quiet: Quiet = False,
 ) -> None:
     """Train again on a run's stored rollouts and compare the weights. Exits 1 if they differ."""
-    from agentfly_lib.configs import load_config
     from agentfly_lib.preflight import replay_range
+    from agentfly_lib.store.recorded import recorded_config
 
-    directory = _existing_run(run)
-    config = load_config(directory / "config.toml", [f"run.root={directory.resolve().parent}"])
+    config = recorded_config(_existing_run(run))
     _prepare(config)
     replay_range(config, from_step, to_step)
     report = _run_flow("replay", config.run.name, quiet, config, from_step, to_step, output)

@@ -92,13 +92,14 @@ def check_same_config(config: RunConfig) -> None:
     """Raises `ConfigError`, naming the keys that differ, if the run directory belongs to a run with another config.
 
     `learner.allow_reshape` makes way for another number of ranks and another ZeRO stage. Limits of time may differ: who
-    reaches one is told to raise it, and to run the same command again.
+    reaches one is told to raise it, and to run the same command again. So may the name, which is the folder's: it was
+    copied or renamed.
     """
     directory = RunDirectory(config.run.directory)
     if not directory.config_file.exists():
         return
     shape = {"learner.ranks", "learner.zero_stage"}
-    free = {"learner.allow_reshape"} | _TIME_LIMITS | (shape if config.learner.allow_reshape else set())
+    free = {"run.name", "learner.allow_reshape"} | _TIME_LIMITS | (shape if config.learner.allow_reshape else set())
     found = {line.partition(":")[0]: line for line in differing_keys(load_config(directory.config_file), config)}
     differences = [line for key, line in found.items() if key not in free]
     if differences:

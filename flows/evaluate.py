@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from agentfly_lib.configs import RunConfig, load_config
+from agentfly_lib.configs import RunConfig
 from agentfly_lib.configs.load import FlowConfig
 from agentfly_lib.pipeline.policy import policy_config, recorded_recipe
 from agentfly_lib.pipeline.report import EvaluateReport
@@ -21,7 +21,7 @@ __all__ = ["evaluate", "evaluate_saved"]
 
 @flow(name="evaluate", flow_run_name="evaluate-{config.run.name}", persist_result=False)
 async def evaluate(config: FlowConfig, checkpoint: Path) -> EvaluateReport:
-    """Evaluates a checkpoint or a model directory, in a run directory of its own."""
+    """Evaluates a checkpoint, a run's newest checkpoint or a model directory, in a run directory of its own."""
     return await _evaluated(config, checkpoint)
 
 
@@ -31,7 +31,7 @@ async def evaluate_saved(checkpoint: Path, root: Path = Path("runs")) -> Evaluat
 
     For automations: anybody who reaches Prefect's server can tell it an event, and must not name a recipe by it.
     """
-    return await _evaluated(load_config(recorded_recipe(checkpoint, root)), checkpoint)
+    return await _evaluated(recorded_recipe(checkpoint, root), checkpoint)
 
 
 async def _evaluated(config: RunConfig, checkpoint: Path) -> EvaluateReport:

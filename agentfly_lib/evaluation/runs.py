@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentfly_lib.configs import RunConfig, load_config
+from agentfly_lib.configs import RunConfig
 from agentfly_lib.configs.load import flatten_config
 from agentfly_lib.errors import AgentFlyError, ShardError, UserError
 from agentfly_lib.evaluation.compare import Comparison, compare
@@ -18,6 +18,7 @@ from agentfly_lib.evaluation.report import EvaluationReport, read_report
 from agentfly_lib.store.atomic import read_json
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.layout_version import check_layout
+from agentfly_lib.store.recorded import recorded_config
 
 __all__ = ["Progress", "RunComparison", "RunSummary", "compare_runs", "find_runs", "read_run"]
 
@@ -80,7 +81,7 @@ def read_run(path: Path) -> RunSummary:
     if not directory.config_file.exists():
         raise UserError(f"{path} is not a run directory (no config.toml)")
     check_layout(directory)
-    config = load_config(directory.config_file)
+    config = recorded_config(path)
     points, tokens, seconds, step = [], 0.0, 0.0, 0
     for version in directory.evaluations():
         while step < version and directory.step(step).metrics_file.exists():

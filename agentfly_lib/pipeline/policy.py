@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentfly_lib.configs import PretrainedModelConfig, RunConfig, RunSection
 from agentfly_lib.errors import ConfigError, ModelError
-from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.recorded import recorded_config
 from agentfly_lib.training.checkpoint import checkpoint_at, newest_checkpoint, verify_checkpoint
 
 __all__ = ["policy_config", "recorded_recipe"]
@@ -16,7 +16,7 @@ _LONGEST_NAME = 100
 """Of a run (`RunSection.name`)."""
 
 
-def recorded_recipe(checkpoint: Path, root: Path) -> Path:
+def recorded_recipe(checkpoint: Path, root: Path) -> RunConfig:
     """The recipe that the run of a checkpoint has written down. Raises `ConfigError` if no run in `root` has it.
 
     For who is told of a checkpoint by somebody that need not be trusted: a recipe is code.
@@ -25,7 +25,7 @@ def recorded_recipe(checkpoint: Path, root: Path) -> Path:
     run = found.parent.parent
     if found.parent.name != "checkpoints" or run.parent != root.resolve() or not found.is_dir():
         raise ConfigError(f"{checkpoint} is not a checkpoint of a run in {root.resolve()}")
-    return RunDirectory(run).config_file
+    return recorded_config(run)
 
 
 def policy_config(config: RunConfig, policy: Path | None, *, suffix: str) -> RunConfig:

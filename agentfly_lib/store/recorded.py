@@ -1,0 +1,41 @@
+"""The recipe that a run has written down, as its own folder says where the run is.
+
+A folder may have been copied, renamed or moved since: the run is the one that lies there, by that folder's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentfly_lib.configs import RunConfig, load_config
+from agentfly_lib.errors import UserError
+from agentfly_lib.store.layout import RunDirectory
+
+__all__ = ["recipe_of", "recorded_config"]
+
+
+def recorded_config(directory: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config of a run that exists, with `run.name` and `run.root` as its folder has them; then the overrides.
+
+    Raises `ConfigError` if there is none, or it cannot be read.
+    """
+    place = directory.resolve()
+    found = [
+        f"run.{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in {"name": place.name, "root": str(place.parent)}.items()
+    ]
+    return load_config(RunDirectory(place).config_file, [*found, *overrides])
+
+
+def recipe_of(policy: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config of the run that a policy belongs to: a run directory, a checkpoint of one, or its `hf` folder.
+
+    Raises `UserError` if it belongs to none.
+    """
+    place = policy.resolve()
+    for folder in (place, *place.parents[1:3]):
+        if RunDirectory(folder).config_file.exists():
+            return recorded_config(folder, overrides)
+    raise UserError(f"{policy} is not inside a run directory; name a recipe to evaluate it with: --recipe")
