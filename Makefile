@@ -64,8 +64,8 @@ test: $(STAMP) ## run the tests, or some: make test ARGS=tests/store
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	$(BIN)/python -m pytest -m "$(SMALL)" -n auto --maxprocesses 8 --dist loadfile
-	$(BIN)/python -m pytest -m "not ($(SMALL)) and not release" -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "$(SMALL)" -n auto --maxprocesses 8 --dist loadfile --durations=25
+	$(BIN)/python -m pytest -m "not ($(SMALL)) and not release" -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder --durations=25
 endif
 
 test-release: $(STAMP) ## run the few tests that `make test` leaves out

@@ -16,12 +16,53 @@ from agentfly_lib.configs import RayConfig
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is first imported; no test waits for a hub
 
-_LONGEST = ("tests/flows/", "tests/serve/")
-"""Files below these take minutes. They come first, so that no worker has one left when the others are done."""
+_LONGEST = (
+    "tests/flows/test_resume.py",
+    "tests/serve/test_for_real.py",
+    "tests/training/test_ranks_agree.py",
+    "tests/flows/test_train.py",
+    "tests/flows/test_asynchronous.py",
+    "tests/inference/test_generation.py",
+    "tests/flows/",
+    "tests/serve/",
+)
+"""Files that take minutes, the longest first, so that no worker has one left when the others are done."""
+_TOGETHER = (
+    # One finished run of the recipe `ci`.
+    ("tests/flows/test_train.py", "tests/flows/test_finetune.py"),
+    # The engines of `tests/inference/conftest.py`.
+    (
+        "tests/inference/test_generation.py",
+        "tests/inference/test_weight_update.py",
+        "tests/inference/test_streaming.py",
+        "tests/inference/test_actor.py",
+        "tests/inference/test_native.py",
+        "tests/inference/test_pictures.py",
+    ),
+)
+"""Files that need the same costly set-up of a session: one worker takes them one after another, and makes it once."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
+    def place(item: pytest.Item) -> int:
+        return next((place for place, start in enumerate(_LONGEST) if item.nodeid.startswith(start)), len(_LONGEST))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """As `--dist loadfile`, but what stands together in `_TOGETHER` is like one file."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((files[0] for files in _TOGETHER if file in files), file)
+
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")
