@@ -297,7 +297,15 @@ def test_an_ideal_pipeline_by_hand() -> None:
     assert ideal(1) == 27
     # Lag 2: all begin at 0. Version 1 at 12, version 2 at 23, version 3 at 27 all the same.
     assert ideal(2) == 27
-    assert ideal(2, slots=4) == 50, "all chains' seconds in four slots"
+    assert ideal(2, slots=4) == 50 + 4, "all chains' seconds in four slots, and the last update"
+
+
+def test_an_ideal_pipeline_does_not_count_chains_that_were_done_before() -> None:
+    # Collections 0, 1 and 2 begin at 0 and are done at 30; 3 and 4 begin at 30, with versions 1 and 2, and take 20.
+    five = Pipeline(
+        lag=2, steps=[30, 0, 0, 20, 0], updates=[20, 0, 0, 0, 0], longest=[10] * 5, chains=[20] * 5, slots=2
+    )
+    assert five.ideal(1) == five.measured(1) == 20
 
 
 def plain_plan(lag: int, *, steps: int, checkpoints: list[int]) -> Plan:
