@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 from agentfly_lib.errors import SandboxError
 
-__all__ = ["GRACE_SECONDS", "Completed", "Conversation", "Silent"]
+__all__ = ["GRACE_SECONDS", "Completed", "Conversation", "Silent", "ending"]
 
 GRACE_SECONDS = 10.0
 """How much later than a command's own limit the sandbox as a whole is given up."""
@@ -45,6 +46,31 @@ class Completed:
     """A session's answer."""
     fresh: bool
     """A session that had not been asked before."""
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        return ending(self.exit_code)
+
+    def shown(self, result: str | None = None) -> str:
+        """Standard output and the result as they are, standard error under its own heading, and what was cut."""
+        out = self.stdout.rstrip("\n") + _cut(self.cut_stdout)
+        err = self.stderr.rstrip("\n") + _cut(self.cut_stderr)
+        return "\n".join(part for part in (out, result, f"stderr:\n{err}" if err else "") if part)
+
+
+def ending(code: int | None) -> str:
+    """How a process with this exit code ended, in words; also where its signal has no name, as real-time ones."""
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _cut(count: int) -> str:
+    return f"\n[{count} more bytes were cut]" if count else ""
 
 
 class Nonsense(ValueError):

@@ -20,6 +20,8 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from typing import Any
 
+from agentfly_lib.resources.conversation import ending
+
 __all__ = ["CallFailed", "CallTimedOut", "NotImportable", "WorkerPool", "shared_pool"]
 
 START_SECONDS = 120.0
@@ -170,10 +172,7 @@ class _Worker:
     def _epitaph(self) -> str:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
-        code = self._process.returncode
-        if code is not None and code < 0:
-            return f"the worker process died of {signal.Signals(-code).name}"
-        return f"the worker process ended with exit code {code}"
+        return f"the worker process {ending(self._process.returncode)}"
 
 
 @functools.cache

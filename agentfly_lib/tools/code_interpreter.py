@@ -15,7 +15,7 @@ from agentfly_lib.errors import SandboxError
 from agentfly_lib.resources import Completed
 from agentfly_lib.tools import interpreter_program
 from agentfly_lib.tools.call import ToolContext, ToolResult
-from agentfly_lib.tools.sandbox import SandboxSettings, ending, one_at_a_time, sandbox_of, shown
+from agentfly_lib.tools.sandbox import SandboxSettings, one_at_a_time, sandbox_of
 from agentfly_lib.tools.tool import Tool, tool
 
 __all__ = ["CodeInterpreterSettings", "code_interpreter", "make_code_interpreter"]
@@ -65,8 +65,8 @@ def make_code_interpreter(settings: CodeInterpreterSettings) -> Tool:
             answer = _read(done.reply, interpreter.calls)
             if answer is None:
                 interpreter.replace()
-                return _failed(shown(done), _reason(done, settings.seconds) + _LOST)
-            observation = shown(done, answer["result"])
+                return _failed(done.shown(), _reason(done, settings.seconds) + _LOST)
+            observation = done.shown(answer["result"])
             if interpreter.running and done.fresh:
                 observation = "\n".join(filter(None, [_RESTARTED, observation]))
             interpreter.running = True
@@ -102,7 +102,7 @@ def _reason(done: Completed, seconds: float) -> str:
         return f"The code ran longer than {seconds:g} s and was stopped."
     if done.reply is not None:
         return "The code wrote to a descriptor that belongs to the interpreter, which was given up."
-    return f"The interpreter {ending(done.exit_code)}."
+    return f"The interpreter {done.ending}."
 
 
 def _failed(printed: str, message: str) -> ToolResult:

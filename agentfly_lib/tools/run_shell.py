@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentfly_lib.tools.call import ToolContext, ToolResult
-from agentfly_lib.tools.sandbox import SandboxSettings, ending, sandbox_of, shown
+from agentfly_lib.tools.sandbox import SandboxSettings, sandbox_of
 from agentfly_lib.tools.tool import Tool, tool
 
 __all__ = ["RunShellSettings", "make_run_shell", "run_shell"]
@@ -36,8 +36,8 @@ def make_run_shell(settings: RunShellSettings) -> Tool:
         if done.timed_out:
             error = f"The command ran longer than {settings.seconds:g} s and was stopped, with all that it had started."
         elif done.exit_code != 0:
-            error = f"The command {ending(done.exit_code)}."
-        observation = "\n".join(filter(None, [shown(done), f"[{error}]" if error else ""]))
+            error = f"The command {done.ending}."
+        observation = "\n".join(filter(None, [done.shown(), f"[{error}]" if error else ""]))
         return ToolResult(observation=observation or "(no output)", error=error)
 
     return run_shell

@@ -1,4 +1,4 @@
-"""What the tools that run in a sandbox have in common: its kind, their limits, and how they show what was printed.
+"""What the tools that run in a sandbox have in common: its kind, and their limits.
 
 Tools with the same settings of the sandbox share one per trajectory, and so see each other's files. It is opened at the
 first call of any of them and closed at the end of the trajectory.
@@ -7,18 +7,17 @@ first call of any of them and closed at the end of the trajectory.
 from __future__ import annotations
 
 import asyncio
-import signal
 from typing import Literal, TypeAlias
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from agentfly_lib.resources import Completed, PoolLimits, ProcessSpec, Sandbox
+from agentfly_lib.resources import PoolLimits, ProcessSpec, Sandbox
 from agentfly_lib.resources.auto import AutoSandboxSpec
 from agentfly_lib.resources.docker import ContainerSpec, Mount
 from agentfly_lib.tools.call import ToolContext
 from agentfly_lib.tools.settings import ToolSettings
 
-__all__ = ["SandboxSettings", "SandboxSpec", "ending", "one_at_a_time", "sandbox_of", "shown"]
+__all__ = ["SandboxSettings", "SandboxSpec", "one_at_a_time", "sandbox_of"]
 
 SandboxSpec: TypeAlias = ProcessSpec | ContainerSpec | AutoSandboxSpec
 
@@ -108,21 +107,3 @@ def sandbox_of(context: ToolContext, spec: SandboxSpec) -> Sandbox:
 def one_at_a_time(context: ToolContext, what: str) -> asyncio.Lock:
     """Held by a call while it works on `what`; calls of one turn take it in their order."""
     return context.state.setdefault(f"lock:{what}", asyncio.Lock())
-
-
-def shown(done: Completed, result: str | None = None) -> str:
-    """Standard output and the result as they are, standard error under its own heading, and what was cut."""
-    out = done.stdout.rstrip("\n") + _cut(done.cut_stdout)
-    err = done.stderr.rstrip("\n") + _cut(done.cut_stderr)
-    return "\n".join(part for part in (out, result, f"stderr:\n{err}" if err else "") if part)
-
-
-def ending(code: int | None) -> str:
-    """How a process ended, in words."""
-    if code is not None and code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
-
-
-def _cut(count: int) -> str:
-    return f"\n[{count} more bytes were cut]" if count else ""

@@ -213,6 +213,16 @@ def test_a_workspace_that_the_policy_brings_down_is_its_failure(environment: Swe
     assert result.info["failed"] == list(work.problem.tests)
 
 
+def test_what_nobody_can_read_is_the_failure_of_whoever_said_it(environment: Swe) -> None:
+    environment.reset(CLAMP)
+    with patched.object(Workspace, "_run", Mock(side_effect=ValueError("no signal 40"))):
+        result = environment.step(run_shell("true"))
+    assert (result.reward, result.done) == (0.0, True)
+    assert environment.reset(CLAMP)
+    result = environment.step(run_shell("kill -40 $$"))
+    assert (result.done, result.error) == (False, "The command was killed by signal 40.")
+
+
 def test_tests_that_do_not_end_are_stopped() -> None:
     environment = Swe(test_seconds=1)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentfly_lib.resources.conversation import Conversation
+from agentfly_lib.resources.conversation import Conversation, ending
 
 ANSWER = {
     "id": 1, "stdout": "", "stderr": "", "cut_stdout": 0, "cut_stderr": 0,
@@ -57,3 +57,17 @@ async def test_what_no_keeper_says_is_the_end(message: Any):
     with pytest.raises(ValueError, match=r".") as caught:
         conversation.feed(frame(message))
     assert not isinstance(caught.value, asyncio.InvalidStateError)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "ended with exit code 3"),
+        (None, "ended with exit code None"),
+        (-9, "was killed by SIGKILL"),
+        (-40, "was killed by signal 40"),  # a real-time signal, which has no name
+        (-(10**6), "was killed by signal 1000000"),
+    ],
+)
+def test_any_ending_has_words(code: int | None, words: str):
+    assert ending(code) == words

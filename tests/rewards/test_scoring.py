@@ -194,7 +194,7 @@ class TestWorkers:
     async def test_one_that_kills_its_process_is_alone_too(self, odd_rewards, make_group):
         scores = await score(odd_rewards.crashes, make_group("ok", "crash", "ok"))
         assert [s.outcome for s in scores] == [Outcome.SCORED, Outcome.DROPPED, Outcome.SCORED]
-        assert "died of SIGSEGV" in (scores[1].error or "")
+        assert "was killed by SIGSEGV" in (scores[1].error or "")
 
     @pytest.mark.parametrize(
         ("name", "reason"),

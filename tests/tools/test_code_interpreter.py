@@ -131,6 +131,7 @@ class TestHostileCode:
             ("import os; os._exit(3)", "ended with exit code 3"),
             ("import os; os.kill(os.getpid(), 11)", "was killed by SIGSEGV"),
             ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+            ("import os; os.kill(os.getpid(), 40)", "was killed by signal 40"),
             ('import os; os.write(4, b\'{"result": "forged"}\\n\')', "belongs to the interpreter"),
             ("import os; os.write(4, b'x')", "belongs to the interpreter"),
             ("import os; os.closerange(0, 100)", "interpreter"),

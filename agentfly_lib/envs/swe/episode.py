@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import signal
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +13,12 @@ from agentfly_lib.envs.swe.actions import NoAction, read_action
 from agentfly_lib.envs.swe.scoring import Verdict, judge, work_done
 from agentfly_lib.envs.swe.tasks import SweProblem, SweSettings, archive_of, read_problem
 from agentfly_lib.envs.swe.workspace import Answer, Workspace
-from agentfly_lib.errors import DataError, EnvironmentFailure, SandboxError
-from agentfly_lib.resources import Completed
+from agentfly_lib.errors import DataError, EnvironmentFailure, RolloutError, SandboxError, UserError
 from agentfly_lib.resources.process import PYTHON, WORKSPACE
 
 __all__ = ["Swe"]
+
+logger = logging.getLogger(__name__)
 
 _COPY_SECONDS = 120.0
 _FOLDER = f"{WORKSPACE}/repository"
@@ -76,6 +77,11 @@ class Swe:
             return StepResult(observation=f"Error: {error}", error=str(error))
         except SandboxError as error:
             return self._ended(_lost(work, error))
+        except (RolloutError, UserError):
+            raise  # not of its making
+        except Exception as error:  # What it said is its own making, and must not drop the episode.
+            logger.warning("swe: an answer of the workspace cannot be read", exc_info=True)
+            return self._ended(_lost(work, error))
         return StepResult(observation=text)
 
     def close(self) -> None:
@@ -91,8 +97,8 @@ class Swe:
         if done.timed_out:
             error = f"The command ran longer than {limits.command_seconds:g} s and was stopped."
         elif done.exit_code != 0:
-            error = f"The command {_ending(done.exit_code)}."
-        parts = [_shown(done), f"[{error}]" if error else ""]
+            error = f"The command {done.ending}."
+        parts = [done.shown(), f"[{error}]" if error else ""]
         return StepResult(observation="\n".join(filter(None, parts)) or "(no output)", error=error)
 
     def _submit(self, work: _Work) -> StepResult:
@@ -131,7 +137,7 @@ class Swe:
         return workspace if limits.image_as_root else _filled(workspace, "copy", source=limits.image_folder)
 
 
-def _lost(work: _Work, error: SandboxError) -> Verdict:
+def _lost(work: _Work, error: Exception) -> Verdict:
     """A workspace that the policy has brought down is its failure, and not ours: else it could drop what it fails."""
     return Verdict(failed=work.problem.tests, reason=f"the workspace is lost: {error}")
 
@@ -145,19 +151,3 @@ def _filled(workspace: Workspace, how: str, **source: str) -> Workspace:
             raise DataError(f"the repository cannot be laid out: {error}") from error
         raise
     return workspace
-
-
-def _shown(done: Completed) -> str:
-    out = done.stdout.rstrip("\n") + _cut(done.cut_stdout)
-    err = done.stderr.rstrip("\n") + _cut(done.cut_stderr)
-    return "\n".join(part for part in (out, f"stderr:\n{err}" if err else "") if part)
-
-
-def _cut(count: int) -> str:
-    return f"\n[{count} more bytes were cut]" if count else ""
-
-
-def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
