@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class PixelInputs:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageReader:
-    """The image processor of one model."""
+    """The image processor of one model. Safe to use from many threads, which read one picture at a time."""
 
     image_token_id: int
     """The placeholder; a picture has as many of them as the model has features for it."""
@@ -75,6 +76,7 @@ class ImageReader:
     """Patches of a feature, along each side."""
     processor: Any = field(repr=False)
     _remembered: OrderedDict[bytes, PixelInputs] = field(default_factory=OrderedDict, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def of(cls, model: Path) -> ImageReader:
@@ -100,15 +102,15 @@ class ImageReader:
     def read(self, picture: bytes) -> PixelInputs:
         """An encoded picture as the tower reads it. Raises `ValueError` for bytes that are no picture."""
         key = sha256(picture).digest()
-        if (known := self._remembered.get(key)) is not None:
-            self._remembered.move_to_end(key)
-            return known
-        made = self._read(picture)
-        self._remembered[key] = made
-        kept = sum(inputs.pixel_values.nbytes for inputs in self._remembered.values())
-        while kept > _REMEMBERED_BYTES and len(self._remembered) > 1:
-            kept -= self._remembered.popitem(last=False)[1].pixel_values.nbytes
-        return made
+        with self._lock:  # around the reading too: the chains of a group ask for the same picture at the same time
+            if (known := self._remembered.get(key)) is not None:
+                self._remembered.move_to_end(key)
+                return known
+            made = self._remembered[key] = self._read(picture)
+            kept = sum(inputs.pixel_values.nbytes for inputs in self._remembered.values())
+            while kept > _REMEMBERED_BYTES and len(self._remembered) > 1:
+                kept -= self._remembered.popitem(last=False)[1].pixel_values.nbytes
+            return made
 
     def tokens_of(self, grid: Sequence[int]) -> int:
         """Features, and so placeholders, of a picture of this grid."""

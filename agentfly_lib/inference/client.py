@@ -116,8 +116,8 @@ class RayGenerate:
             link = None
         if link is None:
             self._links[name] = EngineLink(name, actor, self)
-            for waiting in self._waiting.values():
-                waiting.failed.discard(name)
+        for waiting in self._waiting.values():
+            waiting.failed.discard(name)
         if not self._links[name].silent:
             self._let_in(name)
 

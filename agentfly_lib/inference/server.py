@@ -306,4 +306,5 @@ def unpack_reply(reply: Reply) -> Generation | list[int] | Exception:
         return InfrastructureError(reply[2], where="generate")
     if reply[1] == "value":
         return ValueError(reply[2])
-    return EngineError(f"the engine's actor failed: {reply[2]}")
+    # A fault of this request's: the engine goes on, and another engine would fail with it in the same way.
+    return InfrastructureError(f"the engine failed at this request: {reply[2]}", where="generate")

@@ -57,10 +57,8 @@ def sliding_window(
 
 
 def with_request(results: Sequence[Message], instruction: str) -> list[Message]:
-    """What answers the last reply, with the request for a summary behind it (inside it if it is the user's already)."""
-    if results and results[-1].get("role") == "user":
-        return [*results[:-1], *_with_note(results[-1:], instruction)]
-    return [*results, {"role": "user", "content": instruction}]
+    """What answers the last reply, with the request for a summary at its end, inside the last message."""
+    return _with_note(results, instruction) if results else [{"role": "user", "content": instruction}]
 
 
 def with_summary(head: Sequence[Message], summary: str) -> list[Message]:
@@ -70,7 +68,8 @@ def with_summary(head: Sequence[Message], summary: str) -> list[Message]:
 
 
 def _with_note(messages: Sequence[Message], note: str) -> list[Message]:
-    """The note becomes part of the last message: a message of its own could break the alternation of roles."""
+    """The note becomes part of the last message: templates may refuse one of its own (two users' in a row, a user's
+    after a tool's)."""
     *before, last = messages
     content = last.get("content")
     if isinstance(content, list):

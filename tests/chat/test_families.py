@@ -14,6 +14,7 @@ from agentfly_lib.chat import ChatFormat, get_parser, parser_names
 from agentfly_lib.chat.families import FAMILIES, detect_family, detect_parser, get_family
 from agentfly_lib.chat.templates import shipped_template
 from agentfly_lib.errors import ModelError
+from agentfly_lib.rollout.compaction import with_request, with_summary
 
 SHIPPED = tuple(name for name in FAMILIES if name != "qwen3-coder")
 SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -372,6 +373,14 @@ class TestOwnTemplatesThatAreStrict:
             bridge = chat.bridge(history, reply, sample(chat, reply, call=True), [back])
             assert chat.decode(bridge.ids) == f"[TOOL_RESULTS]{turn}[/TOOL_RESULTS]"
             history += [assistant(reply), back]
+
+    def test_a_summary_is_asked_for_and_gone_on_from(self, family_tokenizer, tmp_path):
+        chat = self.chat("mistral", self.ALTERNATING, family_tokenizer, tmp_path)
+        reply = CALLS["mistral"]({"expression": "2"}, "call00000")
+        asked = with_request([result("2", "call00000")], "Sum up.")
+        bridge = chat.bridge([USER], reply, sample(chat, reply, call=True), asked)
+        assert chat.decode(bridge.ids) == "[TOOL_RESULTS]2\n\nSum up.[/TOOL_RESULTS]"
+        assert chat.decode(chat.prompt_ids(with_summary([USER], "It is 2."))).endswith("It is 2.[/INST]")
 
     def test_arguments_as_text(self, family_tokenizer, tmp_path):
         chat = self.chat("deepseek-r1", self.TEXT_ARGUMENTS, family_tokenizer, tmp_path)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 import pytest
@@ -132,6 +135,22 @@ def test_a_picture_has_as_many_placeholders_as_features_and_the_processors_grid(
     inputs = reader.read(picture.data)
     assert layout.grid == inputs.grid
     assert len(layout.ids) == reader.tokens_of(inputs.grid) == len(inputs.pixel_values) // 4
+
+
+def test_a_picture_that_many_threads_ask_for_is_decoded_once():
+    both, decoded = Barrier(2, timeout=0.3), list[int]()
+
+    def processor(images, **_):
+        decoded.append(len(images))
+        with suppress(BrokenBarrierError):
+            both.wait()  # for another thread that decodes, of which there is none
+        return {"pixel_values": np.zeros((4, 2)), "image_grid_thw": np.array([[1, 2, 2]])}
+
+    reader = ImageReader(image_token_id=7, merge=2, processor=processor)
+    with ThreadPoolExecutor(2) as threads:
+        seen = list(threads.map(reader.read, [png(8, 8)] * 2))
+    assert decoded == [1]
+    assert seen[0] is seen[1]
 
 
 @pytest.mark.parametrize("kind", ["idefics3", "smolvlm"])

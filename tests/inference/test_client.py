@@ -259,6 +259,35 @@ def test_an_engine_that_says_it_is_broken_is_left_alone_until_it_joins_again(wor
     world(lambda: {"a": answering(), "b": answering()}, scene)
 
 
+def test_a_request_that_breaks_is_its_own_failure_and_not_its_engines(world):
+    async def scene(client, engines):
+        for engine in engines.values():
+            engine.answers = lambda key: [("program", "KeyError: 'token'")] if key == 0 else [generation()]
+        with pytest.raises(InfrastructureError, match=r"failed at this request: KeyError: 'token'") as caught:
+            await client.generate(request())
+        assert caught.value.where == "generate"
+        assert client.names == ("a", "b")
+        assert (client.losses, client.resent) == ([], 0)
+        assert await client.generate(request(1))
+
+    world(lambda: {"a": FakeEngine(), "b": FakeEngine()}, scene)
+
+
+def test_an_engine_that_joined_again_is_asked_for_what_it_had_failed_at(world):
+    async def scene(client, engines):
+        waiting = asyncio.ensure_future(client.generate(request()))
+        await until(lambda: engines["a"].asked or engines["b"].asked)
+        first, second = ("a", "b") if engines["a"].asked else ("b", "a")
+        await engines[first].reply(0, "engine", "may not be used")
+        await until(lambda: engines[second].asked)
+        engines[first].answers = lambda key: [generation()]
+        client.join(first)
+        await engines[second].die()
+        assert (await waiting).token_ids == SAMPLED
+
+    world(lambda: {"a": FakeEngine(), "b": FakeEngine()}, scene)
+
+
 def test_a_replaced_engine_joins_under_its_name(world):
     async def scene(client, engines):
         waiting = [asyncio.ensure_future(client.generate(request(seed))) for seed in range(10)]

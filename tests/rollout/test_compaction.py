@@ -78,10 +78,13 @@ class TestPieces:
         messages, _ = sliding_window(HEAD, steps(2), render, max_tokens=10_000)
         assert messages[2:] == steps(2)[2:]
 
-    def test_a_request_never_makes_two_user_messages_in_a_row(self):
-        tool_result, observation = {"role": "tool", "content": "r"}, {"role": "user", "content": "r"}
-        assert with_request([tool_result], "Sum up.") == [tool_result, {"role": "user", "content": "Sum up."}]
-        assert with_request([observation], "Sum up.") == [{"role": "user", "content": "r\n\nSum up."}]
+    def test_a_request_is_no_message_of_its_own(self):
+        results = [{"role": "tool", "content": "q", "name": "n"}, {"role": "tool", "content": "r", "name": "n"}]
+        assert with_request(results, "Sum up.") == [results[0], {**results[1], "content": "r\n\nSum up."}]
+        assert with_request([{"role": "user", "content": "r"}], "Sum up.") == [
+            {"role": "user", "content": "r\n\nSum up."}
+        ]
+        assert with_request([], "Sum up.") == [{"role": "user", "content": "Sum up."}]
 
     def test_a_summary_stands_behind_the_question_without_its_reasoning(self):
         assert with_summary(HEAD, "<think>hm</think>\nfound 4") == [
@@ -155,13 +158,13 @@ class TestSummary:
         trajectory = await world.run(generate, agent_with(world, self.CONFIG), limits=limits())
         first, second = trajectory.segments
         assert text(first) == (
-            f"Q 2+2?|A {calls[0]}\0\nT {'y' * 100}|A {calls[1]}\0\nT {'y' * 101}|T Sum up.|A saw y's\0"
+            f"Q 2+2?|A {calls[0]}\0\nT {'y' * 100}|A {calls[1]}\0\nT {'y' * 101}\n\nSum up.|A saw y's\0"
         )
         assert text(first, masked=False) == f"{calls[0]}\0{calls[1]}\0saw y's\0"
         assert text(second) == "Q 2+2?\n\n[Your own summary of the work so far]\nsaw y's|A done\0"
         assert text(second, masked=False) == "done\0"
         assert [message["role"] for message in trajectory.messages] == [
-            "assistant", "tool", "assistant", "tool", "user", "assistant", "assistant",
+            "assistant", "tool", "assistant", "tool", "assistant", "assistant",
         ]  # fmt: skip
         assert trajectory.final_response == "done"
         assert [request.seed for request in generate.requests] == [0, 1, 2, 3]
