@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, model_validator
 
-from agentfly_lib.configs.base import Config, FreeSettings
+from agentfly_lib.configs.base import Config, FreeSettings, SecretError
 
 __all__ = [
     "AgentConfig",
@@ -163,7 +163,7 @@ class McpServerConfig(Config):
         if (self.command is None) == (self.url is None):
             raise ValueError("give command, for a program, or url, for a server that runs already, and not both")
         if secret := next((name for name in self.headers if _SECRET_HEADER.search(name)), None):
-            raise ValueError(
+            raise SecretError(
                 f"headers.{secret} is a secret, and a recipe is stored and shown: name the variable that holds it, "
                 "with token_env or headers_env"
             )

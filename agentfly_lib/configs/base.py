@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
-__all__ = ["Config", "FreeSettings"]
+__all__ = ["Config", "FreeSettings", "SecretError", "first_secret"]
 
 
 def _without_null(settings: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +38,12 @@ _SECRET = re.compile(r"\s*(?:https?://[^/?#@\s]+@|[a-z][a-z0-9+.-]*://[^/?#@:\s]
 """An address with a password in it, or over HTTP with a user, which can be a token."""
 
 
-def _first_secret(value: Any, at: str = "") -> str | None:
+class SecretError(ValueError):
+    """A value holds a password or a token; whoever reports it leaves the value out."""
+
+
+def first_secret(value: Any, at: str = "") -> str | None:
+    """Where in a value there is an address with a password; None if there is none."""
     if isinstance(value, str):
         return at if _SECRET.match(value) else None
     if isinstance(value, Mapping):
@@ -47,7 +52,7 @@ def _first_secret(value: Any, at: str = "") -> str | None:
         items = [(f"{at}[{index}]", item) for index, item in enumerate(value)]
     else:  # a part that is a config has looked for itself
         return None
-    return next((found for key, item in items if (found := _first_secret(item, key)) is not None), None)
+    return next((found for key, item in items if (found := first_secret(item, key)) is not None), None)
 
 
 class Config(BaseModel):
@@ -64,8 +69,8 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _holds_no_secret(self) -> Self:
-        if (key := _first_secret(self.__dict__)) is not None:
-            raise ValueError(
+        if (key := first_secret(self.__dict__)) is not None:
+            raise SecretError(
                 f"{key} is an address with a user or a password, and a recipe is stored and shown; leave them out and "
                 "put them into an environment variable"
             )

@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from agentfly_lib.configs.faults import fault_text, near_key
+from agentfly_lib.configs.faults import fault_text, near_key, shown
 from agentfly_lib.configs.run import RunConfig
 from agentfly_lib.errors import ConfigError
 
@@ -141,7 +141,7 @@ def assign_key(values: dict[str, Any], key: str, value: Any) -> None:
     for depth, part in enumerate(path):
         child = node.setdefault(part, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"--set {key}: {'.'.join(path[: depth + 1])} is the value {child!r}, not a table")
+            raise ConfigError(f"--set {key}: {'.'.join(path[: depth + 1])} is the value {shown(child)}, not a table")
         node = child
     node[leaf] = value
 
@@ -163,8 +163,8 @@ def _explain(fault: ErrorDetails, section: Sequence[str] = ()) -> str:
             hint = f"did you mean {' or '.join(elsewhere)}?"
         else:
             hint = near_key(location[-1], _valid_keys(location[:-1]), where=".".join(location[:-1]))
-        return f"unknown key {key} (value {fault['input']!r}): {hint}"
-    return fault_text(fault, key)
+        return f"unknown key {key} (value {shown(fault['input'])}): {hint}"
+    return fault_text(fault, key, _models_at(location))
 
 
 def _models_at(path: Sequence[str]) -> list[type[BaseModel]]:
@@ -206,9 +206,11 @@ def config_keys() -> list[str]:
 
 
 def _without_tags(location: Sequence[str]) -> list[str]:
-    """Drops the discriminator values that pydantic puts into an error's location."""
+    """Drops what pydantic puts into an error's location beside keys: values of `type`, alternatives of a value."""
     kept: list[str] = []
     for part in location:
+        if "[" in part or part == "bool":  # as in `tuple[str, ...]`
+            continue
         models = _models_at(kept)
         tags = {
             str(argument)

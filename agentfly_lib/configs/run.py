@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 
 from agentfly_lib.configs.agent import AgentConfig, EnvironmentChoice, HFAgentConfig
 from agentfly_lib.configs.algorithm import AlgorithmConfig, OptimConfig
-from agentfly_lib.configs.base import Config
+from agentfly_lib.configs.base import Config, SecretError
 from agentfly_lib.configs.collection import (
     DynamicSamplingConfig,
     EpochOrderConfig,
@@ -44,7 +44,8 @@ class RunSection(Config):
     root: Path = Path("runs")
     """Folder of all runs, which also holds the local stores of MLflow and Prefect."""
     steps: PositiveInt = 100
-    """Number of steps to train. Raise it to continue a finished run."""
+    """Number of steps to train. A run that has begun keeps it. To train further, start another run whose
+    `model.name_or_path` is `RUN/checkpoints/VERSION/hf`; its optimizer starts afresh."""
     seed: int = 0
     """Seed of the sampling and of the order of problems."""
 
@@ -223,7 +224,7 @@ class TrackingConfig(Config):
     @classmethod
     def _no_secrets(cls, uri: str | None) -> str | None:
         if uri and re.match(r"https?://[^/@]*@", uri):
-            raise ValueError(
+            raise SecretError(
                 "a config is stored and shown, so it takes no user and password; "
                 "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
             )

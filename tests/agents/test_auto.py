@@ -122,7 +122,7 @@ def test_a_class_of_ones_own(model_path, mine):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"type": "raect"}, "'raect'.* expected tags: 'hf', 'react'"),
+        ({"type": "raect"}, "agent.type = 'raect'.* did you mean `agent.type = \"react\"`"),
         ({"max_turn": 3}, r"unknown key agent.max_turn \(value 3\): did you mean agent.max_turns"),
         ({"max_turns": 0}, "agent.max_turns = 0"),
         ({"screen_width": 3}, "belongs to another variant"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "demo.toml"
     [
         "tracking.uri=postgresql://u:pw@db/mlflow",
         "tracking.uri=https://u:pw@mlflow.example",
+        "ray.address=ray://u:pw@head:10001",
         'agent.mcp_servers=[{url="https://token@mcp.example/mcp"}]',
         'agent.mcp_servers=[{url="https://mcp.example/mcp", headers={Authorization="Bearer x"}}]',
         'agent.mcp_servers=[{url="https://mcp.example/mcp", headers={X-Api-Key="x"}}]',
@@ -26,8 +28,14 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "demo.toml"
     ],
 )
 def test_it_takes_none(override: str) -> None:
-    with pytest.raises(ConfigError, match=r"is stored and shown"):
+    with pytest.raises(ConfigError, match=r"is stored and shown") as refused:
         load_config(RECIPE, [override])
+    assert not re.search(r"pw|token@|Bearer|'x'", str(refused.value))
+
+
+def test_none_is_shown_where_another_key_was_meant() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key tracking.uro \(value \*\*\*\): did you mean tracking.uri"):
+        load_config(RECIPE, ["tracking.uro=https://u:pw@mlflow.example"])
 
 
 @pytest.mark.parametrize(
