@@ -123,6 +123,17 @@ def test_recipes_can_be_used(page: Path, folder: Path, monkeypatch: pytest.Monke
             del sys.modules[name]
 
 
+def test_a_replay_starts_where_its_recipe_keeps_a_checkpoint() -> None:
+    asked = re.findall(r"agentfly replay runs/(\S+) --from-step (\d+)", "\n".join(page.read_text() for page in PAGES))
+    assert asked
+    for name, step in asked:
+        config = load_config(REPOSITORY / "recipes" / f"{name}.toml")
+        last, every = config.run.steps, config.checkpoint.every_steps
+        saved = sorted({*range(every, last, every), last})
+        assert int(step) in saved[-config.checkpoint.keep_last :]
+        assert int(step) < last
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
