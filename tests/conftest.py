@@ -28,8 +28,8 @@ _LONGEST = (
 )
 """Files that take minutes, the longest first, so that no worker has one left when the others are done."""
 _TOGETHER = (
-    # One finished run of the recipe `ci`.
-    ("tests/flows/test_train.py", "tests/flows/test_finetune.py"),
+    # One finished run of the recipe `ci`, and the databases in its root.
+    ("tests/flows/test_train.py", "tests/flows/test_finetune.py", "tests/flows/test_refusals.py"),
     # The engines of `tests/inference/conftest.py`.
     (
         "tests/inference/test_generation.py",

@@ -19,7 +19,7 @@ pytest.importorskip("ray")
 
 import flows.finetune
 import flows.train
-from agentfly_lib.errors import EngineError
+from agentfly_lib.errors import ConfigError, EngineError
 from agentfly_lib.pipeline.lookahead import Lookahead, StepLine
 from agentfly_lib.rollout import ChainSlots
 from benchmarks.async_pipeline import Pipeline
@@ -91,6 +91,8 @@ class World:
     waiting: dict[int, int] = field(default_factory=dict)
     """Step -> chains that wait for a slot."""
     breaks: Callable[[str, int], None] = lambda _stage, _number: None
+    instead: dict[str, Any] = field(default_factory=dict)
+    """Name -> what is called for a task that otherwise does nothing."""
 
     # What the flow asks its session.
 
@@ -217,7 +219,7 @@ class World:
                 "start_workers sync checkpoint evaluate collect score update record_step".split()  # noqa: SIM905
             )
         }
-        free = dict.fromkeys(("prepare", "resolve", "check", "catch_up"), nothing)
+        free = dict.fromkeys(("prepare", "resolve", "check", "catch_up"), nothing) | self.instead
 
         async def report() -> str:
             return "report"
@@ -377,6 +379,16 @@ def test_a_flow_that_is_cancelled_leaves_nothing_behind(lag: int) -> None:
 
     for after in (0.5, 2.5, 7.5, 14.5, 21.5, 30.5):
         run(scene(after))
+
+
+def test_what_the_check_refuses_starts_nothing() -> None:
+    async def refuse(*_: object) -> None:
+        raise ConfigError("they do not fit together")
+
+    world = World(plain_plan(0, steps=1, checkpoints=[0]), instead={"check": refuse})
+    with pytest.raises(ConfigError, match="do not fit"):
+        run(world.flow())
+    assert world.served == world.holds == -1, "no engine and no learner were started"
 
 
 def test_fine_tuning_first_sends_what_a_killed_run_had_recorded_and_not_sent() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentfly_lib.errors import ConfigError
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.lock import RunLock
 
@@ -128,40 +129,60 @@ def test_pages_without_runs(agentfly, tmp_path: Path) -> None:
     assert "holds no runs yet" in refused.errors
 
 
+@pytest.fixture
+def check(tmp_path: Path):
+    """`check(config)`: what the flow does between the preparation of data and model and the start of anything."""
+    from agentfly_lib.configs import RunConfig, TinyModelConfig
+    from agentfly_lib.data.prepare import prepare_dataset
+    from agentfly_lib.models.tiny import ensure_tiny
+    from agentfly_lib.pipeline import preparation
+    from agentfly_lib.pipeline.session import Session
+    from agentfly_lib.viewer.live import LiveDisplay
+
+    def run(config: RunConfig) -> None:
+        session = Session(
+            config=config,
+            directory=RunDirectory(tmp_path / "x"),
+            tracker=None,  # pyright: ignore[reportArgumentType]
+            display=LiveDisplay.current(),
+            trains=True,
+        )
+        session.model = ensure_tiny(TinyModelConfig())
+        preparation.check(session, prepare_dataset(config.data, tmp_path / "datasets"))
+
+    return run
+
+
 @pytest.mark.stack
-@pytest.mark.slow
-def test_a_reward_that_needs_a_column_that_is_not_there(agentfly, tmp_path: Path) -> None:
+def test_a_reward_that_needs_a_column_that_is_not_there(check, tmp_path: Path) -> None:
+    from agentfly_lib.configs import load_config
+
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"question": f"What is {n} + 1?"}) + "\n" for n in range(64)))
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
-        f'[run]\nname = "x"\nroot = "{tmp_path / "runs"}"\n[model]\ntype = "tiny"\n'
-        f'[data]\ntype = "files"\ntrain = "{rows}"\n[rollout]\ncontext_length = 1024\nmax_prompt_tokens = 512\n'
+        f'[run]\nname = "x"\n[model]\ntype = "tiny"\n[data]\ntype = "files"\ntrain = "{rows}"\n'
+        "[rollout]\ncontext_length = 1024\nmax_prompt_tokens = 512\n"
     )
-    refused = agentfly("train", recipe)
-    assert refused.status == 2
-    assert "math_equal" in refused.errors
-    assert "answer" in refused.errors
-    assert not (tmp_path / "runs" / "x" / "steps").exists()
+    with pytest.raises(ConfigError, match="'math_equal' asks for the column 'answer'"):
+        check(load_config(recipe))
 
 
 @pytest.mark.stack
-@pytest.mark.slow
-def test_a_context_longer_than_the_model_was_made_for(agentfly, tmp_path: Path) -> None:
-    root = tmp_path / "runs"
-    refused = agentfly("train", CI, "--set", f"run.root={root}", "--set", "rollout.context_length=100000")
-    assert refused.status == 2
-    assert "rollout.context_length=100000 is more than the 2048 positions" in refused.errors
+def test_a_context_longer_than_the_model_was_made_for(check) -> None:
+    from agentfly_lib.configs import load_config
+
+    with pytest.raises(ConfigError, match="context_length=100000 is more than the 2048 positions"):
+        check(load_config(Path(CI), ["rollout.context_length=100000"]))
 
 
 @pytest.mark.slow
-def test_a_row_that_cannot_be_read(agentfly, tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_read(agentfly, root: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "What is 1 + 1?", "answer": "2"}\n{"question": \n')
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
-        f'[run]\nname = "x"\nroot = "{tmp_path / "runs"}"\n[model]\ntype = "tiny"\n'
-        f'[data]\ntype = "files"\ntrain = "{rows}"\n'
+        f'[run]\nname = "x"\nroot = "{root}"\n[model]\ntype = "tiny"\n[data]\ntype = "files"\ntrain = "{rows}"\n'
     )
     refused = agentfly("prepare", recipe)
     assert refused.status == 2
