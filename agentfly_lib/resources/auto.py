@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from agentfly_lib.errors import InfrastructureError, SandboxUnavailableError
 from agentfly_lib.resources.docker import ContainerSpec
 from agentfly_lib.resources.process import ProcessSpec
 from agentfly_lib.resources.sandbox import Sandbox
-from agentfly_lib.resources.spec import PoolLimits
+from agentfly_lib.resources.spec import PoolLimits, opened
 
 __all__ = ["AutoSandboxSpec"]
 
@@ -42,14 +41,9 @@ class AutoSandboxSpec:
     async def create(self) -> Sandbox:
         return await (await asyncio.to_thread(self.chosen)).create()
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Sandbox]:
+    def open(self) -> AbstractAsyncContextManager[Sandbox]:
         """One for the length of the block, outside of any pool."""
-        sandbox = await self.create()
-        try:
-            yield sandbox
-        finally:
-            await sandbox.close()
+        return opened(self)
 
 
 @functools.cache

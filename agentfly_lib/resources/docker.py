@@ -23,7 +23,7 @@ import json
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from agentfly_lib.resources.docker_engine import WHERE, DockerEngine, Hijacked, 
 from agentfly_lib.resources.images import ImageProgress, ensure_image, log_progress
 from agentfly_lib.resources.owner import this_owner
 from agentfly_lib.resources.sandbox import WORKSPACE, Sandbox
-from agentfly_lib.resources.spec import PoolLimits
+from agentfly_lib.resources.spec import PoolLimits, opened
 
 __all__ = ["Container", "ContainerSpec", "Mount"]
 
@@ -128,14 +128,9 @@ class ContainerSpec:
         await container.start()
         return container
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Container]:
+    def open(self) -> AbstractAsyncContextManager[Container]:
         """One for the length of the block, outside of any pool."""
-        container = await self.create()
-        try:
-            yield container
-        finally:
-            await container.close()
+        return opened(self)
 
 
 class Container(Sandbox):

@@ -24,8 +24,8 @@ import shutil
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from agentfly_lib.resources.control_group import ControlGroup
 from agentfly_lib.resources.conversation import Completed, Conversation
 from agentfly_lib.resources.sandbox import WORKSPACE, Box, Sandbox
 from agentfly_lib.resources.seccomp import filter_program
-from agentfly_lib.resources.spec import PoolLimits
+from agentfly_lib.resources.spec import PoolLimits, opened
 
 __all__ = ["PYTHON", "WORKSPACE", "Completed", "Process", "ProcessSpec", "open_process"]
 
@@ -101,14 +101,9 @@ class ProcessSpec:
         return open_process(self)
 
 
-@asynccontextmanager
-async def open_process(spec: ProcessSpec) -> AsyncIterator[Process]:
+def open_process(spec: ProcessSpec) -> AbstractAsyncContextManager[Process]:
     """A sandbox, for the length of the block. Raises `SandboxUnavailableError` or `SandboxError` if it cannot start."""
-    process = await spec.create()
-    try:
-        yield process
-    finally:
-        await process.close()
+    return opened(spec)
 
 
 class Process(Sandbox):
@@ -136,6 +131,7 @@ class _Box:
         with contextlib.suppress(ProcessLookupError):  # it may have ended already
             self._processes.append(os.pidfd_open(process.pid))
         self._complaints: deque[str] = deque(maxlen=20)
+        self._closing: asyncio.Future[None] | None = None
         self.conversation = Conversation(self._write, self._has_started)
         self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._note_complaints())]
 
@@ -181,8 +177,12 @@ class _Box:
         return self._process.returncode is not None or self._tasks[0].done()
 
     async def close(self) -> None:
-        if self._information < 0:
-            return
+        """See `Box`. Goes on by itself if the caller is cancelled; all who call it wait for the same end."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         self._kill()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_SECONDS):
@@ -194,7 +194,7 @@ class _Box:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for descriptor in (*self._processes, self._information):
             os.close(descriptor)
-        self._processes, self._information = [], -1
+        self._processes = []
         if self._group is not None:
             await asyncio.to_thread(self._group.remove)
 

@@ -11,8 +11,8 @@ infrastructure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from agentfly_lib.errors import AgentFlyError, ConfigError, InfrastructureError,
 from agentfly_lib.resources.copying import COPY_BYTES, read_tree, write_tree
 from agentfly_lib.resources.owner import owned_by, this_owner
 from agentfly_lib.resources.sandbox import WORKSPACE
-from agentfly_lib.resources.spec import PooledSpec, PoolLimits, Resource
+from agentfly_lib.resources.spec import PooledSpec, PoolLimits, Resource, opened
 
 __all__ = ["RaySpec", "RemoteResource"]
 
@@ -75,14 +75,9 @@ class RaySpec:
             raise
         return RemoteResource(actor, attributes, methods)
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[RemoteResource]:
+    def open(self) -> AbstractAsyncContextManager[RemoteResource]:
         """One for the length of the block, outside of any pool."""
-        resource = await self.create()
-        try:
-            yield resource
-        finally:
-            await resource.close()
+        return opened(self)
 
 
 class RemoteResource:

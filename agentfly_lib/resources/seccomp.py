@@ -2,9 +2,10 @@
 
 It refuses what has no place in a sandbox and would widen the kernel's surface: making namespaces and mounts (in a
 namespace of its own a process could mount a file system without a quota), files in memory that lie in no file system
-and so under no quota, tracing others, kernel keys, BPF, io_uring, modules, and sockets other than local and IP ones
-(`AF_VSOCK` reaches the host of a virtual machine past every network namespace). A refused call fails with EPERM;
-`clone3`, whose flags a filter cannot see, with ENOSYS, upon which libraries use `clone`.
+and so under no quota, System V's memory, queues and semaphores, which are under none either and outlive their process,
+tracing others, kernel keys, BPF, io_uring, modules, and sockets other than local and IP ones (`AF_VSOCK` reaches the
+host of a virtual machine past every network namespace). A refused call fails with EPERM; `clone3`, whose flags a filter
+cannot see, with ENOSYS, upon which libraries use `clone`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _COMMON = {
 }  # fmt: skip
 _REFUSED = {
     "x86_64": _COMMON | {
+        "shmget": 29, "semget": 64, "msgget": 68,
         "ptrace": 101, "pivot_root": 155, "chroot": 161, "acct": 163, "mount": 165, "umount2": 166, "swapon": 167,
         "swapoff": 168, "reboot": 169, "init_module": 175, "delete_module": 176, "quotactl": 179, "kexec_load": 246,
         "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
@@ -45,8 +47,9 @@ _REFUSED = {
     },
     "aarch64": _COMMON | {
         "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "quotactl": 60, "acct": 89, "unshare": 97,
-        "kexec_load": 104, "init_module": 105, "delete_module": 106, "ptrace": 117, "reboot": 142, "add_key": 217,
-        "request_key": 218, "keyctl": 219, "swapon": 224, "swapoff": 225, "perf_event_open": 241,
+        "kexec_load": 104, "init_module": 105, "delete_module": 106, "ptrace": 117, "reboot": 142, "msgget": 186,
+        "semget": 190, "shmget": 194,
+        "add_key": 217, "request_key": 218, "keyctl": 219, "swapon": 224, "swapoff": 225, "perf_event_open": 241,
         "name_to_handle_at": 264, "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270,
         "process_vm_writev": 271, "finit_module": 273, "memfd_create": 279, "bpf": 280, "userfaultfd": 282,
         "kexec_file_load": 294,

@@ -15,14 +15,15 @@ engine keeps them: in a pool with a cap, warm or made on demand, reset for each 
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from agentfly_lib.errors import ConfigError
 
-__all__ = ["AnySpec", "PoolLimits", "PoolScope", "PooledSpec", "Resource", "ResourceSpec"]
+__all__ = ["AnySpec", "PoolLimits", "PoolScope", "PooledSpec", "Resource", "ResourceSpec", "opened"]
 
 
 class PoolScope(StrEnum):
@@ -119,3 +120,19 @@ class PooledSpec(Protocol):
 
 AnySpec: TypeAlias = ResourceSpec | PooledSpec
 """What a tool may need: opened for each trajectory, or lent from a pool."""
+
+Made_co = TypeVar("Made_co", bound=Resource, covariant=True)
+
+
+class _Maker(Protocol[Made_co]):
+    async def create(self) -> Made_co: ...
+
+
+@asynccontextmanager
+async def opened(spec: _Maker[Made_co]) -> AsyncIterator[Made_co]:
+    """One for the length of the block, outside of any pool. Raises what making it raises."""
+    resource = await spec.create()
+    try:
+        yield resource
+    finally:
+        await resource.close()

@@ -238,6 +238,13 @@ while True: time.sleep(100)
         with pytest.raises(SandboxError, match="closed"):
             await process.run(["true"])
 
+    async def test_who_closes_it_twice_at_once_closes_it_once(self):
+        async with open_process(SMALL) as process:
+            box = process._box
+            assert box is not None
+            await asyncio.gather(box.close(), box.close(), process.close())
+            assert box.dead
+
     async def test_one_that_died_is_replaced_empty_by_the_next_command(self):
         async with open_process(SMALL) as process:
             await process.run(["touch", "a"])
