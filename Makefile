@@ -80,7 +80,7 @@ test-python: ## run the tests that need no engine on another Python: make test-p
 	VIRTUAL_ENV=.venv-light .venv-light/bin/uv pip install --quiet ".[dev]"
 	.venv-light/bin/python -m pytest -q -m "$(SMALL)" $(ARGS)
 
-check: $(STAMP) $(ENVS) $(DOCS) ## formatting, lint, types, import direction
+check: $(STAMP) $(ENVS) $(DOCS) $(TOOLS) ## formatting, lint, types, import direction
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright

@@ -95,6 +95,12 @@ def test_kustomize_finds_everything():
     assert (KUBERNETES / "mlflow.sql").read_text() == (ROOT / "postgres" / "mlflow.sql").read_text()
 
 
+def test_make_check_installs_what_checks_these_files():
+    command = ["make", "--dry-run", "--what-if=requirements/tools.lock", "check"]
+    done = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, timeout=120, check=True)
+    assert "-r requirements/tools.lock" in done.stdout
+
+
 @pytest.mark.skipif(not KUBECTL.exists(), reason="kubectl is not installed (make check)")
 def test_kustomize_makes_valid_manifests():
     done = subprocess.run([KUBECTL, "kustomize", KUBERNETES], capture_output=True, text=True, timeout=240, check=False)
@@ -124,6 +130,23 @@ def test_the_worker_takes_what_is_registered():
     policies = (KUBERNETES / "networkpolicies.yaml").read_text()
     for label in ("prefect-worker", "flow-run", "register"):
         assert label in policies
+
+
+def test_flow_runs_take_their_images_from_the_registry(tmp_path):
+    """The job registers prefect.yaml of its image, which cannot know where a cluster takes its images from."""
+    job = dict(documents())["worker.yaml:Job:register"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    registry = next(each["value"] for each in container["env"] if each["name"] == "REGISTRY")
+    (rewrite,) = (part for part in container["args"][-1].split("; ") if part.startswith("sed "))
+    assert container["args"][-1].endswith("--prefect-file /tmp/prefect.yaml")
+    written = tmp_path / "prefect.yaml"
+    command = rewrite.replace("/tmp/prefect.yaml", str(written))
+    subprocess.run(["sh", "-c", command], cwd=ROOT.parent, env=os.environ | {"REGISTRY": registry}, check=True)
+    ours, there = deployments(), yaml.safe_load(written.read_text())["deployments"]
+    images = [entry["work_pool"]["job_variables"].get("image") for entry in ours]
+    assert any(images)
+    wanted = [image and f"registry.example/{image}" for image in images]
+    assert [entry["work_pool"]["job_variables"].get("image") for entry in there] == wanted
 
 
 def test_what_pods_refer_to_is_there():
