@@ -11,6 +11,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from agentfly_lib.chat import ChatFormat
 from agentfly_lib.configs.base import Config
 from agentfly_lib.configs.faults import explain
 from agentfly_lib.configs.inference import OpenAIConfig, TransformersConfig, VllmEngineConfig
-from agentfly_lib.errors import ConfigError, ModelError
+from agentfly_lib.errors import ConfigError, EngineError, ModelError
 from agentfly_lib.inference import Delta, Generate, Generation, GenerationRequest, ScriptedGenerate
 from agentfly_lib.inference.openai import OpenAIEngine
 from agentfly_lib.inference.relay import relayed
@@ -77,6 +78,15 @@ def _settings(config: type[Settings], options: Mapping[str, Any]) -> Settings:
         raise ConfigError(explain(error, config.model_fields, where="backend_config")) from error
 
 
+@dataclass(slots=True, eq=False)
+class _Home:
+    """The event loop in which an engine lives, on a thread of its own."""
+
+    loop: asyncio.AbstractEventLoop
+    starting: asyncio.Task[Any] | None = None
+    """The newest start; its result is the engine."""
+
+
 class HostedVllm:
     """vLLM in this process, on its own thread and event loop; a `GenerateStream` for any event loop."""
 
@@ -85,37 +95,45 @@ class HostedVllm:
         self._model = model
         self._context_length = context_length
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._engine: asyncio.Future[Any] | None = None
+        self._home: _Home | None = None
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Generate.generate`; the first request starts the engine (`EngineError` if it cannot)."""
-        return await self._there(self._generate(request, None))
+        return await self._there(lambda home: self._generate(home, request, None))
 
     async def generate_stream(self, request: GenerationRequest, on_delta: Callable[[Delta], None]) -> Generation:
         """See `GenerateStream.generate_stream`."""
-        return await relayed(lambda tell: self._there(self._generate(request, tell)), on_delta)
+        return await relayed(lambda tell: self._there(lambda home: self._generate(home, request, tell)), on_delta)
 
     async def close(self) -> None:
-        """Ends the engine; a later request starts a new one."""
+        """Ends the engine, also one that is still starting; a later request starts a new one."""
         with self._lock:
-            loop, self._loop = self._loop, None
-        if loop is None:
+            home, self._home = self._home, None
+        if home is None:
             return
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close(), loop))
-        loop.call_soon_threadsafe(loop.stop)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_close(home), home.loop))
+        home.loop.call_soon_threadsafe(home.loop.stop)
 
-    async def _there(self, work: Coroutine[Any, Any, Result]) -> Result:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="agentfly-engine-loop", daemon=True).start()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+    async def _there(self, work: Callable[[_Home], Coroutine[Any, Any, Result]]) -> Result:
+        with self._lock:  # until the work is in the loop, so that who closes comes after it
+            if self._home is None:
+                self._home = _Home(asyncio.new_event_loop())
+                threading.Thread(target=self._home.loop.run_forever, name="agentfly-engine-loop", daemon=True).start()
+            answer = asyncio.run_coroutine_threadsafe(work(self._home), self._home.loop)
+        return await asyncio.wrap_future(answer)
 
-    async def _generate(self, request: GenerationRequest, tell: Callable[[Delta], None] | None) -> Generation:
-        if self._engine is None or (self._engine.done() and self._engine.exception() is not None):
-            self._engine = asyncio.ensure_future(self._start())
-        engine = await asyncio.shield(self._engine)
+    async def _generate(
+        self, home: _Home, request: GenerationRequest, tell: Callable[[Delta], None] | None
+    ) -> Generation:
+        starting = home.starting
+        if starting is None or (starting.done() and starting.exception() is not None):
+            starting = home.starting = asyncio.ensure_future(self._start())
+        try:
+            engine = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            if starting.cancelled():
+                raise EngineError("the engine was closed while it started") from None
+            raise
         return await (engine.generate(request) if tell is None else engine.generate_stream(request, tell))
 
     async def _start(self) -> Any:
@@ -133,13 +151,21 @@ class HostedVllm:
         for key, value in engine_environment(settings).items():
             os.environ.setdefault(key, value)  # the process is the user's: what they set stands
         engine = VllmEngine(settings)
-        await engine.start()
+        try:
+            await engine.start()
+        except BaseException:  # whoever gave the start up: its thread goes on, unless it is told to end
+            await engine.close()
+            raise
         return engine
 
-    async def _close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None and engine.done() and engine.exception() is None:
-            await engine.result().close()
+
+async def _close(home: _Home) -> None:
+    if (starting := home.starting) is None:
+        return
+    starting.cancel()
+    await asyncio.wait({starting})
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().close()
 
 
 def _local_directory(model: str | Path) -> Path:

@@ -53,6 +53,7 @@ class EngineThread:
 
     def start(self) -> Future[None]:
         """Start the thread; the future is done when the engine is ready, or holds the `EngineError`."""
+        self._started.set_running_or_notify_cancel()  # who gives up waiting does not cancel what the thread sets
         self._thread.start()
         return self._started
 

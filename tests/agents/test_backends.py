@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from agentfly_lib.agents import HFAgent
 from agentfly_lib.agents.backend import open_backend
-from agentfly_lib.errors import ConfigError
+from agentfly_lib.errors import ConfigError, EngineError
 from agentfly_lib.inference import GenerationRequest
 from agentfly_lib.inference.openai import OpenAIEngine
 from agentfly_lib.inference.transformers import TransformersEngine
@@ -63,6 +65,36 @@ def test_what_cannot_be_says_what_could(config, message):
     with pytest.raises(ConfigError) as caught:
         opened(**config)
     assert message in str(caught.value)
+
+
+@pytest.mark.stack
+async def test_closing_while_the_engine_starts_ends_it(model_path, monkeypatch):
+    pytest.importorskip("torch")
+    from agentfly_lib.inference.vllm import VllmEngine
+
+    building, built, ended = threading.Event(), threading.Event(), threading.Event()
+    started: list[VllmEngine] = []
+
+    def build(self):
+        started.append(self)
+        building.set()
+        built.wait(20)
+        core = SimpleNamespace(shutdown=ended.set)
+        return SimpleNamespace(engine_core=core, has_unfinished_requests=lambda: False)
+
+    monkeypatch.setattr(VllmEngine, "_build", build)
+    engine, _ = open_backend({"device": "cpu"}, model=model_path, chat=CHAT)
+    asked = asyncio.ensure_future(engine.generate(GenerationRequest(request_id="r", token_ids=[7], max_tokens=1)))
+    assert await asyncio.to_thread(building.wait, 20)
+    closing = asyncio.ensure_future(engine.close())
+    async with asyncio.timeout(20):
+        while started[0].error is None:  # it was told to end
+            await asyncio.sleep(0.001)
+    built.set()
+    await closing
+    assert ended.is_set()
+    with pytest.raises(EngineError, match="closed while it started"):
+        await asked
 
 
 CALL = {"name": "calculator", "arguments": {"expression": "1 + 1"}}

@@ -349,7 +349,7 @@ class TestConstruction:
         options = {"max_model_len": 512, "max_num_seqs": 8, "gpu_memory_utilization": 0.5, "tensor_parallel_size": 2}
         host = HFAgent(model_path, backend_config={"backend": "async_vllm"} | options)._host
         assert isinstance(host.engine, HostedVllm)
-        assert (host.context_length, host.engine._engine, host.engine._loop) == (512, None, None)
+        assert (host.context_length, host.engine._home) == (512, None)
         expected = VllmEngineConfig(max_sequences=8, gpu_memory_fraction=0.5, tensor_parallel=2)
         assert host.engine._inference == expected
 

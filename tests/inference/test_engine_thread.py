@@ -123,3 +123,21 @@ def test_stopping_twice_is_quiet_and_later_commands_are_refused(thread):
     assert thread.stop(5)
     with pytest.raises(EngineError, match="closed"):
         thread.run(lambda e: None)
+
+
+def test_a_start_that_nobody_waits_for_any_more_can_still_be_stopped(engine, listener):
+    building, built = threading.Event(), threading.Event()
+
+    def build():
+        building.set()
+        built.wait(5)
+        return engine
+
+    thread = EngineThread(build, on_outputs=listener.on_outputs, on_death=listener.on_death)
+    started = thread.start()
+    assert building.wait(5)
+    assert not started.cancel()
+    assert not thread.stop(0)
+    built.set()
+    assert thread.stop(5)
+    assert engine.closed.is_set()
