@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -17,8 +18,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("ray")
 
+import flows.collect
 import flows.finetune
 import flows.train
+from agentfly_lib.configs import RunConfig, load_config
 from agentfly_lib.errors import ConfigError, EngineError
 from agentfly_lib.pipeline.lookahead import Lookahead, StepLine
 from agentfly_lib.rollout import ChainSlots
@@ -389,6 +392,53 @@ def test_what_the_check_refuses_starts_nothing() -> None:
     with pytest.raises(ConfigError, match="do not fit"):
         run(world.flow())
     assert world.served == world.holds == -1, "no engine and no learner were started"
+
+
+def test_a_collection_without_training_checks_starts_engines_alone_and_scores_beside_each_step() -> None:
+    done: list[str] = []
+    opened: list[tuple[str, bool]] = []
+
+    def stage(name: str, result: Any = None) -> Any:
+        async def called(*_: object) -> Any:
+            done.append(name)
+            return result
+
+        return called
+
+    @asynccontextmanager
+    async def open_session(config: RunConfig, *, trains: bool):
+        opened.append((config.run.name, trains))
+        yield
+
+    async def collect(step: int, dataset: str, engines: str) -> str:
+        assert (dataset, engines) == ("dataset", "engines")
+        done.append(f"collect {step}")
+        await asyncio.sleep(5)
+        done.append(f"collected {step}")
+        return f"shards {step}"
+
+    async def score(step: int) -> None:
+        await asyncio.sleep(1)
+        done.append(f"scoring {step}")
+        await asyncio.sleep(9)
+        done.append(f"scored {step}")
+
+    with patch.multiple(
+        flows.collect,
+        open_session=open_session,
+        prepare=stage("prepare", "dataset"),
+        resolve=stage("resolve", "model"),
+        check=stage("check"),
+        start_engines=stage("start", "engines"),
+        collect_step=collect,
+        score=score,
+    ):
+        collected = run(flows.collect.collect.fn(load_config(Path("recipes/ci.toml")), None, steps=2))
+    assert collected == ["shards 0", "shards 1"]
+    assert opened == [("ci-collect", False)]
+    assert done == ["prepare", "resolve", "check", "start"] + [
+        f"{what} {step}" for step in (0, 1) for what in ("collect", "scoring", "collected", "scored")
+    ]
 
 
 def test_fine_tuning_first_sends_what_a_killed_run_had_recorded_and_not_sent() -> None:
