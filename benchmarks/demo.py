@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
 from agentfly_lib.evaluation.report import EvaluationReport, read_report
 from agentfly_lib.store.layout import RunDirectory
+from benchmarks.endurance import processes_of
 from benchmarks.report import Finding, show
 
 __all__ = ["main"]
@@ -56,21 +58,23 @@ def _run(root: Path, seed: int) -> tuple[float, float]:
         command += ["--set", override]
     started, peak = time.monotonic(), 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        driver = psutil.Process(process.pid)
         while process.poll() is None:
-            peak = max(peak, _memory(root))
+            peak = max(peak, _memory([driver, *processes_of(root)]))
             time.sleep(1)
         if process.returncode:
             raise RuntimeError(f"the demo ended with exit status {process.returncode}")
+    if not peak:
+        raise RuntimeError("no memory of the demo's processes could be read")
     return time.monotonic() - started, peak / 2**30
 
 
-def _memory(root: Path) -> int:
-    """Bytes, shared ones counted once, of every process that was started with this root as its home."""
+def _memory(processes: Iterable[psutil.Process]) -> int:
+    """Bytes, shared ones counted once."""
     total = 0
-    for process in psutil.process_iter():
+    for process in processes:
         try:
-            if process.environ().get("PREFECT_HOME", "").startswith(str(root.resolve())):
-                total += process.memory_full_info().pss
+            total += process.memory_full_info().pss
         except psutil.Error:
             continue
     return total

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.engine import start_engine
 from benchmarks.overhead import RECIPE, STEPS, WARM_UP, demo_steps
 from benchmarks.peer_environments import measure
 from benchmarks.report import Finding, show
@@ -67,7 +67,7 @@ async def _bare(folder: Path) -> dict[str, list[float]]:
     from agentfly_lib.configs import load_config
     from agentfly_lib.data.order import problems_of_step
     from agentfly_lib.data.prepare import load_problems, prepare_dataset
-    from agentfly_lib.inference.settings import EngineSettings, engine_environment
+    from agentfly_lib.inference.settings import EngineSettings
     from agentfly_lib.models.resolve import resolve_model
     from agentfly_lib.pipeline.problems import group_id
     from agentfly_lib.rewards.scoring import score_groups, with_rewards
@@ -81,9 +81,6 @@ async def _bare(folder: Path) -> dict[str, list[float]]:
     settings = EngineSettings(
         inference=config.inference, model_path=model.path, context_length=rollout.context_length, device="cpu"
     )
-    os.environ.update(engine_environment(settings))
-    from agentfly_lib.inference.vllm import VllmEngine
-
     torch.set_num_threads(1)
     dataset = prepare_dataset(config.data, folder / "datasets")
     train = load_problems(dataset, "train")
@@ -91,9 +88,8 @@ async def _bare(folder: Path) -> dict[str, list[float]]:
         build_agent(config.agent, model.path),
         ChainLimits.from_config(rollout, max_turns=config.agent.max_turns),
     )
-    engine, learner = VllmEngine(settings), LearnerRank()
+    engine, learner = await start_engine(settings), LearnerRank()
     learner.setup(rank=0, world=1, address="127.0.0.1", port=0, config=config, model=model)
-    await engine.start()
 
     async def chain(free: asyncio.Semaphore, name: str, problem: Problem, number: int, step: int) -> Trajectory:
         index = int(name.rpartition("-")[2])

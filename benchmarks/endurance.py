@@ -23,7 +23,7 @@ from agentfly_lib.pipeline.exchange import exchange_path
 from agentfly_lib.store.layout import RunDirectory
 from benchmarks.report import Finding, show
 
-__all__ = ["main"]
+__all__ = ["main", "processes_of"]
 
 WARM_UP = 0.2
 EVERY_SECONDS = 2.0
@@ -54,7 +54,7 @@ def main(steps: int = 200) -> bool:
         root = Path(folder).resolve()
         run = RunDirectory(root / "endurance")
         watched, seconds = _watch(root, run, steps)
-        left = _processes(root)
+        left = processes_of(root)
         files = [path for path in root.rglob("*") if path.name.endswith(".tmp")]
         exchanged = exchange_path(run).exists()
     findings = [
@@ -90,7 +90,7 @@ def _watch(root: Path, run: RunDirectory, steps: int) -> tuple[list[Memory], flo
                 process.kill()
                 raise RuntimeError(f"{steps} steps took longer than {LIMIT_SECONDS:.0f} s")
             done = len(list(run.path.glob("steps/*/metrics.json")))
-            for each in (driver, *_processes(root)):
+            for each in (driver, *processes_of(root)):
                 try:
                     memory = watched.setdefault((each.pid, each.create_time()), Memory(each.name()))
                     memory.what = _title(each, driver)  # a Ray worker gets its own a moment after its start
@@ -103,12 +103,12 @@ def _watch(root: Path, run: RunDirectory, steps: int) -> tuple[list[Memory], flo
     return _numbered(list(watched.values())), time.monotonic() - started
 
 
-def _processes(root: Path) -> list[psutil.Process]:
-    """Those that were started with this root as their home."""
+def processes_of(root: Path) -> list[psutil.Process]:
+    """Those that a run below `root` has started; the run's own process, the driver, is not among them."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("PREFECT_HOME", "").startswith(str(root)):
+            if process.environ().get("PREFECT_HOME", "").startswith(str(root.resolve())):
                 found.append(process)
         except psutil.Error:
             continue

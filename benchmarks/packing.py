@@ -56,12 +56,11 @@ def main() -> bool:
             loss.backward()
         return sum(loss.item() for loss in losses), _norm(packed)
 
+    rectangles = [_rectangle(samples[first : first + ROWS]) for first in range(0, SEQUENCES, ROWS)]
+
     def theirs() -> tuple[float, float]:
         padded.zero_grad()
-        total = 0.0
-        for first in range(0, SEQUENCES, ROWS):
-            total += _padded_loss(padded, samples[first : first + ROWS], trained)
-        return total, _norm(padded)
+        return sum(_padded_loss(padded, *rectangle, trained) for rectangle in rectangles), _norm(padded)
 
     (loss, norm), (own_loss, own_norm) = theirs(), ours()
     timed = interleaved({"packed": ours, "padded": theirs})
@@ -85,13 +84,20 @@ def main() -> bool:
     return show("packing", findings, notes="best of three, in turn, after a warm-up; OMP_NUM_THREADS=1")
 
 
-def _padded_loss(model: Qwen2ForCausalLM, samples: list[TrainingSample], trained: int) -> float:
+def _rectangle(samples: list[TrainingSample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token ids, which places hold one, and which of these are trained."""
     ids = torch.zeros(len(samples), LONGEST, dtype=torch.long)
     present, mask = torch.zeros_like(ids), torch.zeros_like(ids)
     for row, sample in enumerate(samples):
         ids[row, : len(sample)] = torch.from_numpy(sample.token_ids.astype(np.int64))
         present[row, : len(sample)] = 1
         mask[row, : len(sample)] = torch.from_numpy(sample.loss_mask.astype(np.int64))
+    return ids, present, mask
+
+
+def _padded_loss(
+    model: Qwen2ForCausalLM, ids: torch.Tensor, present: torch.Tensor, mask: torch.Tensor, trained: int
+) -> float:
     logits = model(input_ids=ids, attention_mask=present, use_cache=False).logits[:, :-1].float()
     logprobs = torch.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
     loss = -(logprobs * mask[:, 1:]).sum() / trained

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
@@ -174,16 +173,13 @@ async def _engine(kind: str, model: Path) -> Any:
 
         return TransformersEngine(model, TransformersConfig(max_sequences=PROBLEMS * CHAINS), context_length=2048)
     from agentfly_lib.configs import InferenceConfig
-    from agentfly_lib.inference.settings import EngineSettings, engine_environment
-    from agentfly_lib.inference.vllm import VllmEngine
+    from agentfly_lib.inference.settings import EngineSettings
+    from benchmarks.engine import start_engine
 
     settings = EngineSettings(
         inference=InferenceConfig(max_sequences=PROBLEMS * CHAINS), model_path=model, context_length=2048, device="cpu"
     )
-    os.environ.update(engine_environment(settings))
-    engine = VllmEngine(settings)
-    await engine.start()
-    return engine
+    return await start_engine(settings)
 
 
 if __name__ == "__main__":

@@ -32,10 +32,6 @@ class Timings:
         return min(self.cpu)
 
     @property
-    def median_wall(self) -> float:
-        return statistics.median(self.wall)
-
-    @property
     def median_cpu(self) -> float:
         return statistics.median(self.cpu)
 

@@ -210,11 +210,9 @@ def _settings(size: Size, device: str, model: Path) -> Any:
 
 
 async def _engine(size: Size, device: str, model: Path) -> Any:
-    from agentfly_lib.inference.vllm import VllmEngine
+    from benchmarks.engine import start_engine
 
-    engine = VllmEngine(_settings(size, device, model))
-    await engine.start()
-    return engine
+    return await start_engine(_settings(size, device, model))
 
 
 async def _pipeline(size: Size, device: str, folder: Path) -> dict[str, float]:
