@@ -104,11 +104,19 @@ class EnvironmentKind:
     """The first observation is put after the question in the prompt, and must be the same when the episode begins."""
     check: Callable[[Any], None] | None = None
     """Raises `UserError`, saying what to install or where the data are, if it cannot run here with these settings."""
-    start_seconds: float = 60.0
-    """Limit for `make`."""
-    step_seconds: float = 30.0
-    """Limit for `reset`, and for `step`."""
+    start_seconds: float | Callable[[Any], float] = 60.0
+    """Limit for `make`, or a function from the settings to it."""
+    step_seconds: float | Callable[[Any], float] = 30.0
+    """Limit for `reset`, and for `step`; or a function from the settings to it."""
     memory_mib: int | None = None
     """Address space of its process; None for what maps much more than it uses, as a JVM or a browser does."""
     packages: tuple[str, ...] = ()
     """Distributions whose versions decide what its episodes are: a dataset is prepared anew when one changes."""
+
+    def start_limit(self, settings: EnvironmentSettings) -> float:
+        """Seconds that `make` may take with these settings."""
+        return self.start_seconds(settings) if callable(self.start_seconds) else self.start_seconds
+
+    def step_limit(self, settings: EnvironmentSettings) -> float:
+        """Seconds that `reset` or `step` may take with these settings."""
+        return self.step_seconds(settings) if callable(self.step_seconds) else self.step_seconds

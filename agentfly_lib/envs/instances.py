@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+from agentfly_lib.bounded import call_in_thread
 from agentfly_lib.envs import wire
 from agentfly_lib.envs.environment import Environment, EnvironmentKind, EnvironmentSettings, StepResult
 from agentfly_lib.envs.registry import reference_of
@@ -64,8 +65,9 @@ def settings_values(settings: EnvironmentSettings) -> dict[str, Any]:
 class ProcessInstance:
     """An environment in a process of its own."""
 
-    def __init__(self, kind: EnvironmentKind, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, kind: EnvironmentKind, process: asyncio.subprocess.Process, step_seconds: float) -> None:
         self._kind = kind
+        self._step_seconds = step_seconds
         self._process = process
         self._broken = False
         self._closed = False
@@ -87,7 +89,7 @@ class ProcessInstance:
             )
         except OSError as error:
             raise InfrastructureError(f"no process for {kind.name} can be started: {error}", where=where) from error
-        instance = cls(kind, process)
+        instance = cls(kind, process, kind.step_limit(settings))
         message = {
             "op": "make",
             "kind": reference_of(kind),
@@ -95,7 +97,7 @@ class ProcessInstance:
             "memory_mib": kind.memory_mib,
         }
         try:
-            await instance._ask(message, kind.start_seconds, doing="start")
+            await instance._ask(message, kind.start_limit(settings), doing="start")
         except BaseException as error:
             await asyncio.shield(instance._kill())
             if isinstance(error, EnvironmentFailure):
@@ -113,12 +115,12 @@ class ProcessInstance:
 
     async def reset(self, columns: Mapping[str, Any]) -> str:
         """See `EnvironmentInstance`."""
-        answer = await self._ask({"op": "reset", "columns": dict(columns)}, self._kind.step_seconds, doing="reset")
+        answer = await self._ask({"op": "reset", "columns": dict(columns)}, self._step_seconds, doing="reset")
         return self._checked(lambda: wire.observation_text(answer.get("observation")))
 
     async def step(self, action: str) -> StepResult:
         """See `EnvironmentInstance`."""
-        answer = await self._ask({"op": "step", "action": action}, self._kind.step_seconds, doing="step")
+        answer = await self._ask({"op": "step", "action": action}, self._step_seconds, doing="step")
         return self._checked(lambda: wire.result_of(answer))
 
     async def healthy(self) -> bool:
@@ -212,25 +214,28 @@ class ProcessInstance:
 
 
 class ThreadInstance:
-    """An environment in a thread of this process, for kinds that say that it does there."""
+    """An environment in this process, for kinds that say that it does there. Each call has a thread of its own: in the
+    pool that all share, calls that wait for a server would take every place, and others time out before they begin.
+    """
 
-    def __init__(self, kind: EnvironmentKind, environment: Environment) -> None:
+    def __init__(self, kind: EnvironmentKind, environment: Environment, step_seconds: float) -> None:
         self._kind = kind
         self._environment = environment
+        self._step_seconds = step_seconds
         self._broken = False
         self._closed = False
 
     @classmethod
     async def start(cls, kind: EnvironmentKind, settings: EnvironmentSettings) -> ThreadInstance:
         """Makes the environment. Raises `InfrastructureError` if it cannot be made."""
+        where, seconds = f"environment:{kind.name}", kind.start_limit(settings)
+        limit = asyncio.timeout(seconds)
         try:
-            async with asyncio.timeout(kind.start_seconds):
-                return cls(kind, await _in_thread(lambda: kind.make(**settings_values(settings))))
+            async with limit:
+                made = await call_in_thread(lambda: kind.make(**settings_values(settings)))
         except Exception as error:
-            raise InfrastructureError(
-                f"environment {kind.name} failed to start: {type(error).__name__}: {error}",
-                where=f"environment:{kind.name}",
-            ) from error
+            raise InfrastructureError(_complaint(kind, "start", error, limit, seconds), where=where) from error
+        return cls(kind, made, kind.step_limit(settings))
 
     async def begin(self, episode: str) -> None:
         """Nothing to do: `reset` makes it new."""
@@ -253,36 +258,27 @@ class ThreadInstance:
             return
         self._closed = True
         async with asyncio.timeout(CLOSE_SECONDS):
-            await _in_thread(self._environment.close)
+            await call_in_thread(self._environment.close)
 
     async def _call(self, function: Callable[[], Value], *, doing: str) -> Value:
         where = f"environment:{self._kind.name}"
-        healthy = False
+        healthy, limit = False, asyncio.timeout(self._step_seconds)
         try:
-            async with asyncio.timeout(self._kind.step_seconds):
-                value = await _in_thread(function)
+            async with limit:
+                value = await call_in_thread(function)
             healthy = True
             return value
         except Exception as error:
-            raise EnvironmentFailure(
-                f"environment {self._kind.name} failed to {doing}: {type(error).__name__}: {error}", where=where
-            ) from error
+            message = _complaint(self._kind, doing, error, limit, self._step_seconds)
+            raise EnvironmentFailure(message, where=where) from error
         finally:
             self._broken = self._broken or not healthy
 
 
-async def _in_thread(function: Callable[[], Value]) -> Value:
-    """Foreign code, which may raise SystemExit too; that must not reach the event loop."""
-
-    def call() -> Value:
-        try:
-            return function()
-        except Exception:
-            raise
-        except BaseException as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-    return await asyncio.to_thread(call)
+def _complaint(kind: EnvironmentKind, doing: str, error: Exception, limit: asyncio.Timeout, seconds: float) -> str:
+    if limit.expired():
+        return f"environment {kind.name} did not {doing} within {seconds:g} s"
+    return f"environment {kind.name} failed to {doing}: {type(error).__name__}: {error}"
 
 
 def _command() -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from time import monotonic
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -24,6 +25,9 @@ from agentfly_lib.errors import ConfigError
 __all__ = ["KIND", "OpenEnv", "OpenEnvSettings"]
 
 _MAX_BYTES = 64 * 2**20
+_MAX_SCHEMA_BYTES = 4 * 2**20
+_SLACK_SECONDS = 5.0
+"""The limits of an instance are so much longer than those of its socket, which say better what happened."""
 _LISTED = frozenset({"done", "reward", "metadata"})
 """Members that every action or observation has and that are no part of what the model sees."""
 
@@ -104,7 +108,11 @@ class OpenEnv:
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The data of the answer. Raises `_Refused` if the server says that it could not."""
         self._socket.send(json.dumps(message))
-        answer = json.loads(self._socket.recv(timeout=self._settings.seconds))
+        seconds = self._settings.seconds
+        try:
+            answer = json.loads(self._socket.recv(timeout=seconds))
+        except TimeoutError as error:
+            raise TimeoutError(f"no answer to {message['type']!r} within {seconds:g} s (settings.seconds)") from error
         data = answer.get("data") or {}
         if answer.get("type") == "error":
             raise _Refused(f"{data.get('message', data)} ({data.get('code', 'no code')})")
@@ -133,7 +141,7 @@ class _Refused(Exception):
 
 def _actions(settings: OpenEnvSettings) -> list[Action]:
     """One tool, with the arguments that the server's own schema has."""
-    schema = dict(_fetched(settings, "/schema")["action"])
+    schema = _action_schema(settings)
     properties = {name: each for name, each in schema.get("properties", {}).items() if name not in _LISTED}
     parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
     parameters |= {"type": "object", "properties": properties}
@@ -147,21 +155,39 @@ def _actions(settings: OpenEnvSettings) -> list[Action]:
     ]
 
 
-def _fetched(settings: OpenEnvSettings, path: str) -> dict[str, Any]:
+def _action_schema(settings: OpenEnvSettings) -> dict[str, Any]:
+    """What the server says of its actions. Raises `ConfigError`."""
     import httpx
 
+    address = f"{settings.url}/schema"
     try:
-        response = httpx.get(settings.url + path, timeout=settings.seconds, trust_env=False)
-        response.raise_for_status()
-        found = response.json()
-    except (httpx.HTTPError, ValueError) as error:
+        found = json.loads(_fetched(address, settings.seconds))
+    except (httpx.HTTPError, OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"environment 'openenv': no OpenEnv server answers at {settings.url}{path}: {type(error).__name__}: "
-            f"{error}; start it first"
+            f"environment 'openenv': no OpenEnv server answers at {address}: {type(error).__name__}: {error}; start it "
+            "first"
         ) from error
-    if path == "/schema" and not isinstance(found.get("action"), dict):
-        raise ConfigError(f"environment 'openenv': {settings.url}{path} describes no action; is it an OpenEnv server?")
-    return found
+    schema = found.get("action") if isinstance(found, dict) else None
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
+        raise ConfigError(f"environment 'openenv': {address} describes no action; is it an OpenEnv server?")
+    return schema
+
+
+def _fetched(address: str, seconds: float) -> bytes:
+    """The body of an answer that is neither too large nor too slow."""
+    import httpx
+
+    data, deadline = bytearray(), monotonic() + seconds
+    plain = {"Accept-Encoding": "identity"}
+    with httpx.stream("GET", address, timeout=seconds, trust_env=False, headers=plain) as response:
+        response.raise_for_status()
+        for piece in response.iter_raw():
+            data += piece
+            if len(data) > _MAX_SCHEMA_BYTES:
+                raise ValueError(f"an answer of more than {_MAX_SCHEMA_BYTES} bytes")
+            if monotonic() > deadline:
+                raise TimeoutError(f"no whole answer within {seconds:g} s")
+    return bytes(data)
 
 
 def _told(message: str) -> StepResult:
@@ -177,7 +203,7 @@ def _problems(settings: OpenEnvSettings, split: Literal["train", "eval"]) -> Ite
 
 
 def _check(settings: OpenEnvSettings) -> None:
-    _fetched(settings, "/schema")
+    _action_schema(settings)
 
 
 KIND = EnvironmentKind(
@@ -189,4 +215,6 @@ KIND = EnvironmentKind(
     prompt="You act in an environment. Call the tool `act` with one action at a time.",
     place="thread",
     check=_check,
+    start_seconds=lambda settings: settings.seconds + _SLACK_SECONDS,
+    step_seconds=lambda settings: settings.seconds + _SLACK_SECONDS,
 )

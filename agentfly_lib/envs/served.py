@@ -22,10 +22,11 @@ Value = TypeVar("Value")
 class ServedInstance:
     """A session of a server of environments (`envs.serve`), in a container or on another machine."""
 
-    def __init__(self, kind: EnvironmentKind, client: Any, session: str) -> None:
+    def __init__(self, kind: EnvironmentKind, client: Any, step_seconds: float) -> None:
         self._kind = kind
+        self._step_seconds = step_seconds
         self._client = client
-        self._session = session
+        self._session = ""
         self._broken = False
         self._closed = False
 
@@ -41,13 +42,14 @@ class ServedInstance:
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(),  # each request has the kind's own limit, which may be an hour
         )
-        instance = cls(kind, client, "")
+        instance = cls(kind, client, kind.step_limit(settings))
         try:
             served = await instance._ask("GET", "/health", None, CLOSE_SECONDS, doing="start")
             wanted = {"kind": kind.name, "settings": settings.model_dump(mode="json")}
             if found := {key: served.get(key) for key in wanted if served.get(key) != wanted[key]}:
                 raise EnvironmentFailure(f"{url} serves {found}, but the recipe needs {wanted}", where=instance._where)
-            answer = await instance._ask("POST", "/sessions", {}, kind.start_seconds + CLOSE_SECONDS, doing="start")
+            limit = kind.start_limit(settings) + CLOSE_SECONDS
+            answer = await instance._ask("POST", "/sessions", {}, limit, doing="start")
             instance._session = str(answer["session"])
             return instance
         except BaseException as error:
@@ -90,7 +92,7 @@ class ServedInstance:
         return f"environment:{self._kind.name}"
 
     async def _call(self, what: str, message: Mapping[str, Any]) -> dict[str, Any]:
-        seconds = self._kind.step_seconds + CLOSE_SECONDS  # the server's own limit says better what happened
+        seconds = self._step_seconds + CLOSE_SECONDS  # the server's own limit says better what happened
         return await self._ask("POST", f"/sessions/{self._session}/{what}", message, seconds, doing=what)
 
     async def _ask(self, method: str, path: str, message: Any, seconds: float, *, doing: str) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from agentfly_lib.configs.agent import EnvironmentChoice, EnvironmentConfig
 from agentfly_lib.envs.environment import EnvironmentKind, EnvironmentSettings
 from agentfly_lib.envs.instances import EnvironmentInstance, ProcessInstance, ThreadInstance
 from agentfly_lib.envs.registry import get_environment, read_settings, reference_of
-from agentfly_lib.resources.spec import PoolLimits
+from agentfly_lib.resources.spec import PoolLimits, opened
 
 __all__ = ["EnvironmentSpec", "configured_environment", "environment_spec"]
 
@@ -48,14 +48,9 @@ class EnvironmentSpec:
             return await ThreadInstance.start(self.kind, self.settings)
         return await ProcessInstance.start(self.kind, self.settings)
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[EnvironmentInstance]:
+    def open(self) -> AbstractAsyncContextManager[EnvironmentInstance]:
         """One for the length of the block, outside of any pool."""
-        instance = await self.create()
-        try:
-            yield instance
-        finally:
-            await instance.close()
+        return opened(self)
 
 
 def environment_spec(
@@ -77,16 +72,17 @@ def environment_spec(
     Raises `ConfigError` for an unknown name or for settings that do not fit.
     """
     found = get_environment(kind) if isinstance(kind, str) else kind
+    read = read_settings(found, settings or {}, where=where)
     return EnvironmentSpec(
         kind=found,
-        settings=read_settings(found, settings or {}, where=where),
+        settings=read,
         place=place or found.place,
         url=url,
         pool=PoolLimits(
             warm=warm,
             cap=cap,
-            start_seconds=found.start_seconds + SLACK_SECONDS,
-            step_seconds=found.step_seconds + SLACK_SECONDS,
+            start_seconds=found.start_limit(read) + SLACK_SECONDS,
+            step_seconds=found.step_limit(read) + SLACK_SECONDS,
         ),
     )
 

@@ -63,7 +63,7 @@ def _tool(spec: EnvironmentSpec, action: Callable[..., str] | Action) -> Tool:
         summary=arguments.description,
         signature=arguments,
         # The first call begins the episode, and calls of one turn wait for each other; each step has its own limit.
-        timeout=(WAITING_CALLS + 1) * spec.kind.step_seconds + 30.0,
+        timeout=(WAITING_CALLS + 1) * spec.kind.step_limit(spec.settings) + 30.0,
         needs=spec,
     )
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentfly_lib.envs import wire
+from agentfly_lib.envs import StepResult, wire
 from agentfly_lib.envs.host import Host, serve_pipes
 from agentfly_lib.envs.instances import EnvironmentInstance, ProcessInstance, ThreadInstance
 from agentfly_lib.envs.spec import environment_spec
@@ -210,6 +211,42 @@ async def test_a_thread_serves_the_same_way(odd) -> None:
         await instance.step("nan")
     with pytest.raises(InfrastructureError, match="failed to start"):
         await environment_spec(odd.THREAD, {"start_code": 1}, place="thread").create()
+
+
+async def test_calls_that_wait_keep_no_other_from_its_thread(odd) -> None:
+    """More of them than the pool of threads that everything in the process shares has places."""
+    free = threading.Event()
+    waits = odd.kind(make=lambda **_: Patient(free), place="thread")
+    instances = [await environment_spec(waits).create() for _ in range(40)]
+    waiting = [asyncio.ensure_future(instance.step("wait")) for instance in instances]
+    assert await (await environment_spec(odd.THREAD).create()).reset({"word": "ant"}) == PLAYED
+    assert await asyncio.to_thread(lambda: "here") == "here"
+    assert not any(each.done() for each in waiting)
+    free.set()
+    assert {result.observation for result in await asyncio.gather(*waiting)} == {"free"}
+
+
+async def test_a_thread_that_is_too_slow_is_said_to_be(odd) -> None:
+    free = threading.Event()
+    hasty = odd.kind(make=lambda **_: Patient(free), place="thread", step_seconds=lambda settings: 0.05)
+    instance = await environment_spec(hasty).create()
+    with pytest.raises(EnvironmentFailure, match=r"odd did not step within 0.05 s"):
+        await instance.step("wait")
+    free.set()
+
+
+class Patient:
+    def __init__(self, free: threading.Event) -> None:
+        self._free = free
+
+    def reset(self, problem) -> str:
+        return ""
+
+    def step(self, action: str) -> StepResult:
+        assert self._free.wait(60)
+        return StepResult(observation="free")
+
+    def close(self) -> None: ...
 
 
 PARENT = """

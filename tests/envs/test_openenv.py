@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -93,6 +94,8 @@ async def _socket(request: web.Request) -> web.WebSocketResponse:
         elif data.get("text") == "die":
             await answers.close()
             break
+        elif data.get("text") == "silence":
+            continue
         elif data.get("text") == "odd":
             await answers.send_json({"type": "state", "data": {}})
             continue
@@ -118,6 +121,11 @@ def by_hand() -> Iterator[str]:
         app.router.add_get("/ws", _socket)
         app.router.add_get("/schema", lambda _: _json(SCHEMA))
         app.router.add_get("/other/schema", lambda _: _json({"paths": {}}))
+        app.router.add_get("/list/schema", lambda _: _json([]))
+        app.router.add_get("/odd/schema", lambda _: _json({"action": {"properties": 7}}))
+        app.router.add_get("/deep/schema", lambda _: _text("[" * 100_000))
+        app.router.add_get("/large/schema", lambda _: _text(" " * (5 << 20)))
+        app.router.add_get("/slow/schema", _slow)
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -128,6 +136,19 @@ def by_hand() -> Iterator[str]:
 
     async def _json(value: object) -> web.Response:
         return web.json_response(value)
+
+    async def _text(text: str) -> web.Response:
+        return web.Response(text=text)
+
+    async def _slow(request: web.Request) -> web.StreamResponse:
+        """Piece by piece, without end, and never so long apart that a socket gives up."""
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await answer.write(b" ")
+                await asyncio.sleep(0.01)
+        return answer
 
     def serve() -> None:
         runner = loop.run_until_complete(start())
@@ -226,6 +247,15 @@ async def test_sessions_are_apart_and_a_lost_one_is_a_failure(by_hand: str) -> N
             await EnvironmentSession(KIND, one, {"seed": 0}).step('{"text": "a"}')
 
 
+async def test_the_settings_say_how_long_an_answer_may_take(by_hand: str) -> None:
+    spec = environment_spec("openenv", {"url": by_hand, "seconds": 3600.0})
+    assert min(spec.pool.start_seconds, spec.pool.step_seconds, KIND.step_limit(spec.settings)) > 3600
+    async with environment_spec("openenv", {"url": by_hand, "seconds": 1.0}).open() as one:
+        session = EnvironmentSession(KIND, one, {"seed": 0})
+        with pytest.raises(EnvironmentFailure, match=r"no answer to 'step' within 1 s \(settings.seconds\)"):
+            await session.step('{"text": "silence"}')
+
+
 def test_what_is_missing_is_said(by_hand: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -234,6 +264,12 @@ def test_what_is_missing_is_said(by_hand: str) -> None:
             KIND.check(OpenEnvSettings(url=nobody))
     with pytest.raises(ConfigError, match="describes no action"):
         KIND.check(OpenEnvSettings(url=f"{by_hand}/other"))
+    for path in ("list", "odd"):
+        with pytest.raises(ConfigError, match="describes no action"):
+            KIND.check(OpenEnvSettings(url=f"{by_hand}/{path}"))
+    for path, said in (("deep", "RecursionError"), ("large", "more than 4194304 bytes"), ("slow", "within 0.2 s")):
+        with pytest.raises(ConfigError, match=f"no OpenEnv server answers at .*/{path}/schema: .*{said}"):
+            KIND.check(OpenEnvSettings(url=f"{by_hand}/{path}", seconds=0.2))
     for wrong in ("127.0.0.1:8000", "ws://x", "http://user:secret@x"):
         with pytest.raises(ConfigError, match=r"settings\.url"):
             environment_spec("openenv", {"url": wrong})

@@ -67,7 +67,7 @@ KIND = EnvironmentKind(
     place="thread",
     first_observation=False,
     check=check,
-    start_seconds=1830.0,
-    step_seconds=120.0,  # a search that finds its index dead starts it anew
+    start_seconds=lambda settings: settings.index.start_seconds + 30.0,
+    step_seconds=lambda settings: settings.index.timeout_seconds + 90.0,  # a search may find that its index is dead
     packages=("bm25s", "PyStemmer"),
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import http.client
 import json
 import selectors
@@ -24,6 +25,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
+from agentfly_lib.bounded import call_in_thread
 from agentfly_lib.envs.search.corpus import Document
 from agentfly_lib.envs.search.settings import IndexConfig, check_index
 from agentfly_lib.errors import DataError, InfrastructureError
@@ -215,18 +217,18 @@ class IndexClient:
 
     async def healthy(self) -> bool:
         """The service runs and answers."""
-        return await asyncio.to_thread(self._service.healthy)
+        return await call_in_thread(self._service.healthy)
 
     async def close(self) -> None:
         """Ends the service."""
-        await asyncio.to_thread(self._service.close)
+        await call_in_thread(self._service.close)
 
     async def _ask(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
             queries, most = [query for query, _, _ in batch], max(count for _, count, _ in batch)
             try:
-                found = await asyncio.to_thread(self._service.search, queries, most)
+                found = await call_in_thread(functools.partial(self._service.search, queries, most))
             except Exception as error:  # noqa: BLE001  each caller gets it, and the next batch is asked
                 for _, _, answer in batch:
                     if not answer.done():
@@ -256,7 +258,7 @@ class IndexSpec:
     async def create(self) -> IndexClient:
         """A service of its own, started."""
         service = IndexService(self.config)
-        starting = asyncio.ensure_future(asyncio.to_thread(service.start))
+        starting = asyncio.ensure_future(call_in_thread(service.start))
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
