@@ -20,6 +20,7 @@ __all__ = ["image_fetcher"]
 _SECONDS = 30.0
 _REDIRECTS = 3
 _HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity"}
+"""What is compressed could unpack to any size."""
 
 
 def image_fetcher(
@@ -58,29 +59,21 @@ def image_fetcher(
 async def _fetched(url: str, allowed: tuple[str, ...], seconds: float, transport: Any) -> bytes:
     import httpx
 
-    from agentfly_lib.tools.public_http import PublicTransport
+    from agentfly_lib.tools.public_http import PublicTransport, streamed
 
     try:
         async with (
             asyncio.timeout(seconds),
-            httpx.AsyncClient(transport=transport or PublicTransport(), trust_env=False) as client,
+            httpx.AsyncClient(transport=transport or PublicTransport(), trust_env=False, headers=_HEADERS) as client,
+            streamed(client, url, redirects=_REDIRECTS, check=lambda each: _check_host(each, allowed)) as response,
         ):
-            for _ in range(_REDIRECTS + 1):
-                _check_host(url, allowed)
-                async with client.stream(
-                    "GET", url, headers={"Accept": "image/*", "Accept-Encoding": "identity"}
-                ) as response:
-                    if response.is_redirect:
-                        url = str(response.next_request.url) if response.next_request else ""
-                        continue
-                    if response.status_code != httpx.codes.OK:
-                        raise ImageError(f"{url} answered {response.status_code}")
-                    return await _body(response, url)
+            if response.status_code != httpx.codes.OK:
+                raise ImageError(f"{response.url} answered {response.status_code}")
+            return await _body(response, str(response.url))
     except TimeoutError as error:
         raise ImageError(f"{url} was not read within {seconds:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ImageError(f"{url} cannot be read: {error}") from error
-    raise ImageError(f"{url} was still redirected after {_REDIRECTS} times")
 
 
 async def _body(response: Any, url: str) -> bytes:

@@ -32,8 +32,8 @@ class FetchPageSettings(ToolSettings):
     allow: tuple[str, ...] = ()
     """Networks that may be reached although they are not public, such as `10.1.0.0/16`."""
     deny: tuple[str, ...] = ()
-    """Networks that may not be reached although they are public: your own, where it has addresses of the internet.
-    What this machine reaches without a router is among them anyway."""
+    """Networks that may not be reached although they are public or in `allow`: your own, where it has addresses of the
+    internet. What this machine reaches without a router need not be named; only `allow` opens it."""
     user_agent: Annotated[str, Field(min_length=1)] = "agentfly"
 
     @field_validator("allow", "deny")
@@ -60,9 +60,9 @@ def make_fetch_page(settings: FetchPageSettings) -> Tool:
             async with asyncio.timeout(settings.seconds):
                 text = await _fetch(url, settings)
         except TimeoutError:
-            return _error(f"{url} was not read within {settings.seconds:g} s")
+            return ToolResult.refused(f"{url} was not read within {settings.seconds:g} s")
         except _Unreadable as error:
-            return _error(str(error))
+            return ToolResult.refused(str(error))
         part = text[offset : offset + settings.page_chars]
         left = len(text) - offset - len(part)
         if left > 0:
@@ -79,23 +79,19 @@ class _Unreadable(Exception):
 async def _fetch(url: str, settings: FetchPageSettings) -> str:
     import httpx
 
-    from agentfly_lib.tools.public_http import AddressRefused, PublicTransport, parse_networks
+    from agentfly_lib.tools.public_http import AddressRefused, PublicTransport, parse_networks, streamed
 
     client = httpx.AsyncClient(
         transport=PublicTransport(allowed=parse_networks(settings.allow), denied=parse_networks(settings.deny)),
-        follow_redirects=True,
-        max_redirects=settings.max_redirects,
         timeout=settings.seconds,
         trust_env=False,
         headers={"User-Agent": settings.user_agent, "Accept-Encoding": "identity"},
     )
     try:
-        async with client, client.stream("GET", url) as response:
+        async with client, streamed(client, url, redirects=settings.max_redirects) as response:
             return await _read(response, settings)
-    except AddressRefused as error:
+    except (AddressRefused, httpx.TooManyRedirects) as error:
         raise _Unreadable(str(error)) from error
-    except httpx.TooManyRedirects as error:
-        raise _Unreadable(f"{url} redirects more than {settings.max_redirects} times") from error
     except (httpx.HTTPError, httpx.InvalidURL, httpx.CookieConflict, ValueError) as error:
         raise _Unreadable(f"{url} cannot be read: {error or type(error).__name__}") from error
 
@@ -134,10 +130,6 @@ def _decoded(data: bytes, charset: str | None) -> str:
 
 _NO_ENCODINGS_OF_PAGES = frozenset({"punycode", "idna", "undefined", "unicode_escape", "raw_unicode_escape"})
 """Python knows them; the first takes quadratic time."""
-
-
-def _error(message: str) -> ToolResult:
-    return ToolResult(observation=f"Error: {message}.", error=message)
 
 
 fetch_page = make_fetch_page(FetchPageSettings())

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -18,7 +19,15 @@ import psutil
 
 from agentfly_lib.bounded import call_in_thread
 
-__all__ = ["AddressRefused", "PublicTransport", "check_not_compressed", "is_public", "own_networks", "parse_networks"]
+__all__ = [
+    "AddressRefused",
+    "PublicTransport",
+    "check_not_compressed",
+    "is_public",
+    "own_networks",
+    "parse_networks",
+    "streamed",
+]
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -34,16 +43,21 @@ class AddressRefused(httpx.RequestError):
 
 def is_public(address: Address) -> bool:
     """On the open internet: not loopback, private, link-local, multicast or reserved, nor a wrapping of one that is."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return is_public(address.ipv4_mapped)
-        if address.sixtofour is not None:
-            return is_public(address.sixtofour)
-        if address in _NAT64:
-            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if address.teredo is not None or address.is_site_local:
-            return False
+    inner = _wrapped(address)
+    if inner is not None:
+        return is_public(inner)
+    if isinstance(address, ipaddress.IPv6Address) and (address.teredo is not None or address.is_site_local):
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+def _wrapped(address: Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that is reached through an IPv6 one: mapped, by 6to4 or by NAT64."""
+    if not isinstance(address, ipaddress.IPv6Address):
+        return None
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour
 
 
 def own_networks() -> tuple[Network, ...]:
@@ -76,6 +90,29 @@ def check_not_compressed(response: httpx.Response) -> None:
         raise httpx.DecodingError("the answer is compressed, which was not asked for", request=response.request)
 
 
+@asynccontextmanager
+async def streamed(
+    client: httpx.AsyncClient, url: str, *, redirects: int, check: Callable[[str], None] = lambda url: None
+) -> AsyncIterator[httpx.Response]:
+    """The answer to a GET, its body not read yet, after at most so many redirects.
+
+    httpx would read the body of each redirect whole, and unpack it; here none is read. check: raises for an address
+    that may not be asked. Raises what it raises, and what httpx does (`httpx.TooManyRedirects`).
+    """
+    request = client.build_request("GET", url)
+    for _ in range(redirects + 1):
+        check(str(request.url))
+        response = await client.send(request, stream=True, follow_redirects=False)
+        try:
+            if response.next_request is None:
+                yield response
+                return
+            request = response.next_request
+        finally:
+            await response.aclose()
+    raise httpx.TooManyRedirects(f"{url} redirects more than {redirects} times", request=request)
+
+
 async def _resolve(host: str, port: int) -> list[str]:
     # A name server that never answers holds its thread: not one of the loop's few.
     found = await call_in_thread(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
@@ -83,7 +120,7 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 
 class PublicTransport(httpx.AsyncBaseTransport):
-    """Lets requests to public addresses through that are not in `denied`, and to those in `allowed`."""
+    """Lets requests through to public addresses and to those in `allowed`, but to none in `denied`."""
 
     def __init__(
         self,
@@ -94,7 +131,7 @@ class PublicTransport(httpx.AsyncBaseTransport):
         inner: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._allowed = tuple(allowed)
-        self._denied = (*_CLOUDS, *denied)
+        self._denied = tuple(denied)
         self._resolve = resolve
         self._inner = inner or httpx.AsyncHTTPTransport(trust_env=False)
 
@@ -134,9 +171,11 @@ class PublicTransport(httpx.AsyncBaseTransport):
         return found[0]
 
     def _may_be_asked(self, address: Address) -> bool:
-        if any(address in network for network in self._allowed):
-            return True
-        inner = address.ipv4_mapped or address.sixtofour if isinstance(address, ipaddress.IPv6Address) else None
-        addresses = [each for each in (address, inner) if each is not None]
-        networks = (*self._denied, *own_networks())
-        return is_public(address) and not any(each in network for each in addresses for network in networks)
+        reached = [each for each in (address, _wrapped(address)) if each is not None]
+
+        def is_among(networks: Sequence[Network]) -> bool:
+            return any(each in network for each in reached for network in networks)
+
+        if is_among(self._denied):
+            return False
+        return is_among(self._allowed) or (is_public(address) and not is_among((*_CLOUDS, *own_networks())))

@@ -63,6 +63,11 @@ def test_a_name_that_is_a_private_address_is_refused():
         image_fetcher(["localhost"])("http://localhost/a.png")
 
 
+class Unread(httpx.AsyncByteStream):
+    def __aiter__(self):
+        raise AssertionError("this is read")
+
+
 class TestAnswers:
     def test_a_redirect_away_from_the_hosts_is_not_followed(self):
         fetch = fetcher(lambda request: httpx.Response(302, headers={"location": "http://127.0.0.1/secret"}))
@@ -71,8 +76,17 @@ class TestAnswers:
 
     def test_a_circle_of_redirects_ends(self):
         fetch = fetcher(lambda request: httpx.Response(302, headers={"location": "https://pictures.example/b"}))
-        with pytest.raises(ImageError, match="still redirected"):
+        with pytest.raises(ImageError, match="redirects more than 3 times"):
             fetch("https://pictures.example/a")
+
+    def test_the_body_of_a_redirect_is_not_read(self):
+        def answer(request):
+            if request.url.path == "/b":
+                return httpx.Response(200, content=b"x")
+            headers = {"location": "/b", "content-encoding": "gzip"}
+            return httpx.Response(302, headers=headers, stream=Unread())
+
+        assert fetcher(answer)("https://pictures.example/a") == b"x"
 
     def test_what_is_not_there(self):
         with pytest.raises(ImageError, match="answered 404"):

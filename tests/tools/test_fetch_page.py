@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import AsyncIterator
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,6 +23,7 @@ PAGES = {
     "/bomb": b"Content-Type: text/plain\r\nContent-Encoding: gzip, gzip\r\n\r\n" + BOMB,
     "/slow-encoding": b"Content-Type: text/plain; charset=punycode\r\n\r\n" + b"a-" * 200_000,
     "/to": b"Location: /plain\r\n\r\n",
+    "/packed-to": b"Location: /plain\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(bytes(10**6)),
     "/round": b"Location: /round\r\n\r\n",
     "/file": b"Location: file:///etc/passwd\r\n\r\n",
     "/meta": b"Location: http://169.254.169.254/latest\r\n\r\n",
@@ -39,6 +41,9 @@ async def site() -> AsyncIterator[str]:
                 await release.wait()
             elif path == "/endless":
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+            elif path == "/endless-to":
+                writer.write(b"HTTP/1.1 302 Found\r\nLocation: /plain\r\n\r\n")
+            if path.startswith("/endless"):
                 while True:
                     writer.write(b"x" * 65536)
                     await writer.drain()
@@ -75,6 +80,15 @@ async def fetch(tool, url: str, **arguments) -> ToolResult:
 )
 async def test_pages(site, path, text):
     assert (await fetch(local(), site + path)).observation == text
+
+
+async def test_the_body_of_a_redirect_is_not_read(site, monkeypatch):
+    """A small one unpacks to gigabytes, and an endless one has no end."""
+    unpacked = Mock()
+    monkeypatch.setattr("httpx._decoders.GZipDecoder.decode", unpacked)
+    for path in ("/packed-to", "/endless-to"):
+        assert (await fetch(local(), site + path)).observation == "0123456789" * 10
+    unpacked.assert_not_called()
 
 
 async def test_a_page_does_not_choose_a_decoder_that_takes_minutes(site):

@@ -41,8 +41,8 @@ async def test_addresses_of_the_internet_that_are_ours_are_refused(monkeypatch):
         SimpleNamespace(family=socket.AF_PACKET, address="00:00:00:00:00:00", netmask=None),
     ]
     monkeypatch.setattr("psutil.net_if_addrs", lambda: {"eth0": card})
-    own = ("131.159.1.7", "131.159.1.200", "::ffff:131.159.1.9", "2a00:4700::1", "2a00:4701::9")
-    for address in (*own, "168.63.129.16", "8.8.8.8"):
+    own = ("131.159.1.7", "131.159.1.200", "::ffff:131.159.1.9", "2a00:4700::1", "2a00:4701::9", "64:ff9b::839f:109")
+    for address in (*own, "168.63.129.16", "8.8.8.8", "64:ff9b::808:808"):
         web = Web(inside_org=[address])
         with pytest.raises(AddressRefused, match="no public address"):
             await web.client(denied=("8.8.8.0/24",)).get("http://inside.org/")
@@ -130,6 +130,15 @@ async def test_allowed_networks():
     assert (await web.client("10.1.0.0/16").get("http://inside.org/")).text == "page"
     with pytest.raises(AddressRefused):
         await web.client("10.2.0.0/16").get("http://inside.org/")
+
+
+async def test_what_is_denied_is_not_reached_by_being_allowed():
+    web = Web(inside_org=["10.1.2.3"], other_org=["64:ff9b::a01:203"])
+    for name in ("inside", "other"):
+        client = web.client("10.0.0.0/8", "64:ff9b::/96", denied=("10.1.0.0/16",))
+        with pytest.raises(AddressRefused):
+            await client.get(f"http://{name}.org/")
+    assert web.seen == []
 
 
 async def test_other_schemes_and_hosts_that_do_not_exist():
