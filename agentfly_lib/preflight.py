@@ -24,6 +24,8 @@ from agentfly_lib.errors import ConfigError, DataError
 from agentfly_lib.models.resolve import check_directory
 from agentfly_lib.rewards.registry import build_reward
 from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.recorded import read_update
+from agentfly_lib.store.scores import read_score_manifest
 from agentfly_lib.training.advantages.custom import load_advantage
 
 __all__ = ["check_context", "check_run", "check_same_config", "data_files", "replay_range"]
@@ -114,7 +116,8 @@ def check_same_config(config: RunConfig) -> None:
 def replay_range(config: RunConfig, first: int, last: int | None) -> tuple[int, int]:
     """First and last step of a replay; the last one that is stored if `last` is None.
 
-    Raises `ConfigError` if a step is not stored, or there is no checkpoint to start from.
+    Raises `ConfigError` if a step is not stored or was scored by another reward since, or there is no checkpoint to
+    start from.
     """
     directory, steps = RunDirectory(config.run.directory), config.run.steps
     stored = directory.first_open_step(steps)
@@ -129,4 +132,18 @@ def replay_range(config: RunConfig, first: int, last: int | None) -> tuple[int, 
             f"there is no checkpoint of version {first} to start from; a replay can start at step "
             f"{', '.join(str(version) for version in kept if version < stored)}"
         )
+    for step in range(first, last + 1):
+        _check_scores(directory, step)
     return first, last
+
+
+def _check_scores(run: RunDirectory, number: int) -> None:
+    """Raises `ConfigError` if a step's scores are not those that its update trained on."""
+    step = run.step(number)
+    then, now = read_update(step).reward, read_score_manifest(step).reward
+    if then not in (None, now):
+        raise ConfigError(
+            f"{step.scores} holds the scores of the reward {now!r}, but step {number} was trained on those of "
+            f"{then!r}. Move those, which are kept in {step.path}/scores-*, back to {step.scores} in every such step, "
+            f"or score the run again with its own reward: agentfly score {run.path} --reward-config {run.config_file}"
+        )

@@ -108,6 +108,8 @@ class StepReport(_Ref):
     """Wall seconds by part: `load`, `old_logprobs`, `forward_backward`, `optimizer`, ..."""
     weights_digest: str
     """Hash of the canary's log-probs under the new weights: a replay that differs is noticed."""
+    reward: str | None = None
+    """Whose scores it trained on, as their manifest names it."""
 
 
 class EvaluationRef(_Ref):

@@ -8,7 +8,11 @@ import pytest
 
 from agentfly_lib.configs import RunConfig, config_toml, load_config
 from agentfly_lib.errors import ConfigError
-from agentfly_lib.preflight import check_run, check_same_config
+from agentfly_lib.preflight import check_run, check_same_config, replay_range
+from agentfly_lib.refs import StepReport
+from agentfly_lib.store import ScoreStore
+from agentfly_lib.store.atomic import write_model
+from agentfly_lib.store.layout import RunDirectory
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "ci.toml"
 
@@ -49,3 +53,19 @@ def test_adapters_without_their_package_are_refused_before_anything_starts(
     monkeypatch.setattr("agentfly_lib.preflight.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs the package peft"):
         check_run(recipe(tmp_path, "learner.lora.rank=4"))
+
+
+def test_a_replay_is_refused_where_another_reward_has_scored_since(root: Path) -> None:
+    config = recipe(root)
+    for number in (0, 1):
+        step = RunDirectory(config.run.directory).step(number)
+        ScoreStore(step, "math_equal")
+        report = StepReport(
+            step=number, policy_version=number + 1, metrics={}, seconds={}, weights_digest="", reward="math_equal"
+        )
+        write_model(step.update_file, report)
+    assert replay_range(config, 0, None) == (0, 1)
+    ScoreStore(step, "format")  # keeps the scores of the other in scores-math_equal
+    assert replay_range(config, 0, 0) == (0, 0)
+    with pytest.raises(ConfigError, match=r"of the reward 'format', but step 1 was trained on those of 'math_equal'"):
+        replay_range(config, 0, None)

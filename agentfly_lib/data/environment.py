@@ -22,22 +22,24 @@ from agentfly_lib.data.sources import Row
 from agentfly_lib.data.validate import RowFormat, SourcedProblem, build_problems
 from agentfly_lib.envs.session import FIRST_OBSERVATION
 from agentfly_lib.envs.spec import EnvironmentSpec
-from agentfly_lib.errors import DataError, RolloutError
+from agentfly_lib.errors import ConfigError, DataError, RolloutError
 from agentfly_lib.together import together
 
-__all__ = ["Progress", "environment_contents", "environment_problems"]
+__all__ = ["Progress", "check_count", "environment_contents", "environment_problems"]
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with the problems done and the problems in all."""
 Split = Literal["train", "eval"]
+_MOST_UNASKED = 100_000
+"""Problems that are taken without being told how many."""
 
 
 def environment_problems(
-    spec: EnvironmentSpec, split: Split, count: int, *, instances: int = 2, progress: Progress | None = None
+    spec: EnvironmentSpec, split: Split, count: int | None, *, instances: int = 2, progress: Progress | None = None
 ) -> list[SourcedProblem]:
-    """The first `count` problems of a split, or as many as there are.
+    """The first `count` problems of a split, or as many as there are; all of them for None.
 
     The user's message is the question and, where the environment wants it, the first observation below; that is also in
     the column `first_observation`. Blocks.
@@ -66,14 +68,28 @@ def environment_contents(spec: EnvironmentSpec) -> dict[str, str]:
     return contents
 
 
-def _rows(spec: EnvironmentSpec, split: Split, count: int, source: str) -> list[Row]:
+def check_count(spec: EnvironmentSpec, count: int | None) -> None:
+    """Raises `ConfigError` if problems never end and nothing says how many are wanted."""
+    if count is None and spec.kind.endless:
+        raise _too_many(f"environment {spec.kind.name} makes problems without end")
+
+
+def _too_many(what: str) -> ConfigError:
+    return ConfigError(f"{what}; say how many to train on, for example data.train_problems = 1024")
+
+
+def _rows(spec: EnvironmentSpec, split: Split, count: int | None, source: str) -> list[Row]:
+    check_count(spec, count)
     try:
-        rows = list(itertools.islice(spec.kind.problems(spec.settings, split), count))
+        most = _MOST_UNASKED + 1 if count is None else count
+        rows = list(itertools.islice(spec.kind.problems(spec.settings, split), most))
     except ImportError as error:
         raise DataError(
             f"{source}: the problems are listed on this machine, wherever their episodes are, and {error}; install "
             "what is missing, or give the problems as files"
         ) from error
+    if count is None and len(rows) > _MOST_UNASKED:
+        raise _too_many(f"{source}: there are more than {_MOST_UNASKED} problems, and perhaps no end of them")
     return [Row(source=source, unit="problem", number=n, values=dict(values)) for n, values in enumerate(rows, start=1)]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from agentfly_lib.configs.data import DataConfig, ProblemDataConfig, ShardsDataConfig
 from agentfly_lib.data.environment import Progress
@@ -29,7 +29,7 @@ from agentfly_lib.data.validate import SourcedProblem
 from agentfly_lib.errors import DataError, ShardError
 from agentfly_lib.refs import DatasetRef
 from agentfly_lib.store.arrow import TableFile
-from agentfly_lib.store.atomic import ensure_directory, read_json, sync_directory, write_json
+from agentfly_lib.store.atomic import ensure_directory, read_model, sync_directory, write_model
 
 __all__ = ["DatasetReport", "FileReport", "load_problems", "prepare_dataset", "read_report"]
 
@@ -116,12 +116,7 @@ def prepare_dataset(config: DataConfig, cache: Path, progress: Progress | None =
 def read_report(ref: DatasetRef) -> DatasetReport:
     """The report of a prepared dataset. Raises `ShardError` if it is missing or damaged."""
     path = ref.path / _REPORT
-    try:
-        return DatasetReport.model_validate(read_json(path))
-    except ValidationError as error:
-        raise ShardError(
-            f"{path} is not a report that this program can read; remove {ref.path} to prepare again"
-        ) from error
+    return read_model(path, DatasetReport, remedy=f"remove {ref.path} to prepare again")
 
 
 def load_problems(ref: DatasetRef, split: Literal["train", "eval"]) -> ProblemFile:
@@ -134,9 +129,9 @@ def load_problems(ref: DatasetRef, split: Literal["train", "eval"]) -> ProblemFi
 def _find(folder: Path) -> DatasetReport | None:
     """The report of a folder that is whole. Only sizes are compared here; `load_problems` proves the content."""
     try:
-        report = DatasetReport.model_validate(read_json(folder / _REPORT))
+        report = read_model(folder / _REPORT, DatasetReport, remedy="prepare again")
         sizes = [(folder / f"{name}.arrow").stat().st_size for name in ("train", "eval")]
-    except (ShardError, ValidationError, OSError):
+    except (ShardError, OSError):
         return None
     return report if sizes == [report.train.bytes, report.eval.bytes] else None
 
@@ -182,7 +177,7 @@ def _write(
         repeated=len(split.repeated),
         repeated_rows=tuple(f"{each.other} = {each.kept}" for each in split.repeated[:_LISTED]),
     )
-    write_json(unfinished / _REPORT, report.model_dump(mode="json"))
+    write_model(unfinished / _REPORT, report)
     os.replace(unfinished, folder)
     sync_directory(folder.parent)
     return report

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from agentfly_lib.errors import ShardError
 from agentfly_lib.evaluation.intervals import Estimate
-from agentfly_lib.store.atomic import read_json, write_json
+from agentfly_lib.store.atomic import read_model, write_model
 
 __all__ = ["EvaluationMode", "EvaluationReport", "read_report", "write_report"]
 
@@ -73,19 +72,12 @@ class EvaluationReport(BaseModel):
 
 def write_report(path: Path, report: EvaluationReport) -> None:
     """Write `report.json`, whole or not at all. Raises `ShardError` if the file system refuses."""
-    write_json(path, report.model_dump(mode="json"))
+    write_model(path, report)
 
 
 def read_report(path: Path) -> EvaluationReport:
     """Read `report.json`. Raises `ShardError` naming the file if it is missing, damaged or of another version."""
-    try:
-        return EvaluationReport.model_validate(read_json(path))
-    except ValidationError as error:
-        fault = error.errors()[0]
-        raise ShardError(
-            f"{path} is not an evaluation report that this program can read "
-            f"({'.'.join(map(str, fault['loc']))}: {fault['msg']}); remove it and evaluate again"
-        ) from error
+    return read_model(path, EvaluationReport, remedy="use the release that wrote it, or remove it to evaluate again")
 
 
 def _named(name: str, estimate: Estimate) -> Mapping[str, float]:

@@ -109,7 +109,7 @@ async def _evaluate_mode(
         scored.groups,
         policy_version=version,
         mode=mode,
-        reward_name=scored.manifest.reward,
+        reward_name=config.agent.reward.identity,
         samples=samples,
         dropped_groups=len(store.manifest.dropped_groups),
         seed=config.run.seed,

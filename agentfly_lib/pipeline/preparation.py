@@ -16,8 +16,10 @@ from agentfly_lib.models.resolve import resolve_model
 from agentfly_lib.pipeline.session import Session
 from agentfly_lib.preflight import check_context
 from agentfly_lib.refs import DatasetRef, ModelRef
+from agentfly_lib.rewards.registry import reward_identity
 from agentfly_lib.rollout.prompts import FirstPrompts
-from agentfly_lib.store.atomic import read_json, write_json
+from agentfly_lib.store.atomic import read_json, read_model, write_json, write_model
+from agentfly_lib.store.scores import read_score_manifest
 from agentfly_lib.viewer.live import LiveDisplay
 
 __all__ = ["check", "prepare", "resolve"]
@@ -57,9 +59,9 @@ def _claim_model(session: Session, model: ModelRef) -> None:
     """A run goes on with the model that it began with."""
     file = session.directory.model_file
     if not file.exists():
-        write_json(file, model.model_dump(mode="json"))
+        write_model(file, model)
         return
-    began = ModelRef.model_validate(read_json(file))
+    began = read_model(file, ModelRef, remedy="restore it, or remove it if the model is the one it began with")
     if began.fingerprint != model.fingerprint:
         raise ConfigError(
             f"{session.directory.path} began with the model {began.path} (fingerprint {began.fingerprint[:12]}), but "
@@ -79,6 +81,7 @@ def check(session: Session, dataset: DatasetRef) -> None:
         place(config, gpu_count(), learner=session.trains)
     check_context(config, session.model.path)
     agent.reward.check_columns(dataset.columns)
+    _say_edited_reward(session)
     marker = dataset.path / f"checked-{agent.fingerprint}.json"
     longest = read_json(marker) if marker.exists() else _longest_prompts(dataset, agent)
     if not marker.exists():
@@ -90,6 +93,22 @@ def check(session: Session, dataset: DatasetRef) -> None:
                 f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}; raise it (and rollout.context_length), "
                 "or remove the problem"
             )
+
+
+def _say_edited_reward(session: Session) -> None:
+    """A run may go on with a reward whose code was edited; what was scored before keeps its scores."""
+    scored = [step for step in map(session.directory.step, session.directory.steps()) if step.score_manifest.exists()]
+    if not scored or session.schedule.finished():
+        return
+    then, now = read_score_manifest(scored[-1]).reward, reward_identity(session.config.agent.reward)
+    if then != now:
+        logger.warning(
+            "the reward's code is another than when %s was scored (%s, now %s): what is scored from now on has "
+            "rewards of the new code, and each step's scores/MANIFEST.json says of which",
+            scored[-1].path,
+            then,
+            now,
+        )
 
 
 def _longest_prompts(dataset: DatasetRef, agent: Agent) -> dict[str, tuple[int, str]]:

@@ -11,7 +11,7 @@ from agentfly_lib.refs import DatasetRef
 from agentfly_lib.rewards.composite import CompositeReward
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.rollout.dynamic import raw_outcomes
-from agentfly_lib.store.atomic import read_json, write_json
+from agentfly_lib.store.atomic import read_model, write_model
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.manifest import read_rollout_manifest
 from agentfly_lib.store.scored import scores_so_far
@@ -66,7 +66,9 @@ def curriculum_state(
     scored yet.
     """
     file, wanted = directory.curriculum_file, max(step - lag, 0)
-    state = CurriculumState.model_validate(read_json(file)) if file.exists() else CurriculumState()
+    state = (
+        read_model(file, CurriculumState, remedy="remove it: it is made again") if file.exists() else CurriculumState()
+    )
     if wanted < state.steps <= wanted + len(state.earlier):  # a later step came first
         return state.before(state.steps - wanted)
     if state.steps > wanted or len(state.earlier) < min(lag, state.steps):  # taken back to an earlier step
@@ -74,7 +76,7 @@ def curriculum_state(
     while state.steps < wanted:
         rows = curriculum_order(state.before(lag), num_train, state.steps, seed, config)
         state = advance(state, _outcomes(directory, state.steps, rows, outcome), config, remember=lag)
-    write_json(file, state.model_dump(mode="json"))
+    write_model(file, state)
     return state
 
 

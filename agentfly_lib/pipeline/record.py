@@ -10,7 +10,8 @@ from agentfly_lib.errors import ShardError
 from agentfly_lib.evaluation.rollout_metrics import rollout_metrics
 from agentfly_lib.pipeline.session import Session
 from agentfly_lib.refs import ScoresRef, ShardsRef, StepReport
-from agentfly_lib.store.atomic import read_json, write_json
+from agentfly_lib.store.atomic import write_json
+from agentfly_lib.store.recorded import read_update
 from agentfly_lib.store.scored import load_scored_groups
 from agentfly_lib.training.checkpoint import checkpoint_at
 from agentfly_lib.types import Problem, Trajectory, TrajectoryGroup
@@ -52,7 +53,7 @@ async def catch_up(session: Session) -> None:
     for step in range(session.schedule.first_open_step()):
         directory = session.directory.step(step)
         if not directory.metrics_file.exists():
-            update = StepReport.model_validate(await asyncio.to_thread(read_json, directory.update_file))
+            update = await asyncio.to_thread(read_update, directory)
             groups = await asyncio.to_thread(load_scored_groups, directory)
             await record_update(session, update, update.metrics | rollout_metrics(groups))
     for version in session.schedule.checkpoints():

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from agentfly_lib.configs import LearnerConfig
 from agentfly_lib.errors import UserError
 from agentfly_lib.pipeline.session import Session
-from agentfly_lib.refs import CheckpointRef, LearnerRef, StepReport
-from agentfly_lib.store.atomic import read_json
+from agentfly_lib.refs import CheckpointRef, LearnerRef
+from agentfly_lib.store.recorded import read_update
 from agentfly_lib.training.checkpoint import CheckpointState, checkpoint_at, read_state
 from agentfly_lib.training.ranks import Learner, ensure_learner
 
@@ -121,7 +121,7 @@ async def _fresh_learner(session: Session, start: CheckpointRef | None) -> Learn
 
 async def _again(session: Session, learner: Learner, step: int) -> ReplayedStep:
     directory, version = session.directory.step(step), step + 1
-    stored = StepReport.model_validate(await asyncio.to_thread(read_json, directory.update_file))
+    stored = await asyncio.to_thread(read_update, directory)
     report = await learner.update(directory.path, step)
     kept = session.directory.checkpoint(version) / "hf" / "model.safetensors"
     weights = None

@@ -17,8 +17,10 @@ from agentfly_lib.pipeline.learning import Saving
 from agentfly_lib.pipeline.session import Session
 from agentfly_lib.pipeline.workers import living_learner
 from agentfly_lib.refs import CheckpointRef, LearnerRef, StepReport
-from agentfly_lib.store.atomic import read_json, write_json
+from agentfly_lib.store.atomic import write_model
 from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.recorded import read_update
+from agentfly_lib.store.scores import read_score_manifest
 from agentfly_lib.training.checkpoint import prune
 from agentfly_lib.training.ranks import Learner
 
@@ -26,8 +28,8 @@ __all__ = ["begin_checkpoint", "finish_early", "forget", "settle", "update"]
 
 logger = logging.getLogger(__name__)
 
-END_SECONDS = 30.0
-"""How long a session that ends early waits for a checkpoint."""
+END_SECONDS = 10.0
+"""How long a session that ends early waits for a checkpoint. A worker kills a cancelled run after 30 s."""
 
 
 async def update(session: Session, step: int, learner: LearnerRef, *, again: bool) -> tuple[StepReport, LearnerRef]:
@@ -35,14 +37,17 @@ async def update(session: Session, step: int, learner: LearnerRef, *, again: boo
     directory = session.directory.step(step)
     async with session.learning.turn() as turn:
         if again and directory.update_file.exists():  # what failed came after it
-            stored = StepReport.model_validate(await asyncio.to_thread(read_json, directory.update_file))
-            return stored, await living_learner(session, step + 1, learner, again=True)
+            stored = await asyncio.to_thread(read_update, directory)
+            turn.holds(stored.policy_version)
+            return stored, await living_learner(session, stored.policy_version, learner, again=True)
         with session.display.stage(f"update-{step:06d}"):
             learner = await living_learner(session, step, learner, again=again)
             await session.keeper.rest()
             with session.times.activity.updating():
                 report = await Learner(learner, session.config.learner).update(directory.path, step)
-        await asyncio.to_thread(write_json, directory.update_file, report.model_dump(mode="json"))
+        scores = await asyncio.to_thread(read_score_manifest, directory)
+        report = report.model_copy(update={"reward": scores.reward})
+        await asyncio.to_thread(write_model, directory.update_file, report)
         turn.holds(report.policy_version)
     return report, learner.model_copy(update={"policy_version": report.policy_version})
 

@@ -44,7 +44,7 @@ async def rescore(session: Session, step: int, reward: RewardConfig) -> ScoresRe
         if trajectory.reward is not None
     ]
     if rewards:
-        session.tracker.log_metrics(step, {f"rescored/{reward.identity}/mean": fmean(rewards)})
+        session.tracker.log_metrics(step, {f"rescored/{scored.manifest.reward}/mean": fmean(rewards)})
     return _scores_ref(directory, step, scored, mean=fmean(rewards) if rewards else None)
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from agentfly_lib.errors import LearnerError
 from agentfly_lib.pipeline.session import Session
 from agentfly_lib.ray_calls import ray_call
-from agentfly_lib.refs import EngineRef, LearnerRef, StepReport
-from agentfly_lib.store.atomic import read_json
+from agentfly_lib.refs import EngineRef, LearnerRef
+from agentfly_lib.store.recorded import read_update
 from agentfly_lib.training.checkpoint import newest_checkpoint
 from agentfly_lib.training.ranks import Learner, ensure_learner, ranks_alive
 
@@ -146,7 +146,7 @@ async def learner_at(session: Session, version: int) -> LearnerRef:
     ):
         for done, step in enumerate(range(ref.policy_version, version), start=1):
             directory = session.directory.step(step)
-            stored = StepReport.model_validate(await asyncio.to_thread(read_json, directory.update_file))
+            stored = await asyncio.to_thread(read_update, directory)
             replayed = await learner.update(directory.path, step)
             if replayed.weights_digest != stored.weights_digest:
                 logger.warning("step %d: training again on the stored rollouts gave other weights than before", step)

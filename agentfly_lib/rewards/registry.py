@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from agentfly_lib.configs.agent import RewardConfig
@@ -12,7 +17,7 @@ from agentfly_lib.rewards.composite import CompositeReward, Part
 from agentfly_lib.rewards.factory import RewardFactory
 from agentfly_lib.rewards.reward import Reward
 
-__all__ = ["SHIPPED_REWARDS", "build_reward", "get_reward"]
+__all__ = ["SHIPPED_REWARDS", "build_reward", "get_reward", "reward_identity"]
 
 SHIPPED_REWARDS = {
     "anls": "agentfly_lib.rewards.anls:anls",
@@ -66,3 +71,26 @@ def build_reward(config: RewardConfig) -> Reward:
         for part in config.parts
     )
     return CompositeReward(name=config.name, parts=parts)
+
+
+def reward_identity(config: RewardConfig) -> str:
+    """What scores are kept by: `config.identity`, and for rewards of the user's own a hash of their source files.
+
+    A file that is edited while a program runs counts from the program's next start, as its code does.
+    """
+    asked = config.parts or (config,)
+    codes = [_code(each.name) for each in asked if ":" in each.name]
+    return f"{config.identity}@{hashlib.sha256(''.join(codes).encode()).hexdigest()[:8]}" if codes else config.identity
+
+
+@functools.cache
+def _code(name: str) -> str:
+    """Hash of the files that a reward is written in: where it has its name, and where its function is defined."""
+    found = find_named(name, SHIPPED_REWARDS, _is_reward, noun="reward", advice="put @reward on the function")
+    written: list[str] = []
+    for where in (sys.modules[name.partition(":")[0]], inspect.unwrap(getattr(found, "function", found))):
+        try:
+            written.append(hashlib.sha256(Path(inspect.getsourcefile(where) or "").read_bytes()).hexdigest())
+        except (OSError, TypeError):  # made in a shell, or not by Python code
+            written.append(name)
+    return "".join(written)

@@ -15,6 +15,7 @@ from time import perf_counter
 
 from agentfly_lib.configs import RewardConfig
 from agentfly_lib.errors import RewardError
+from agentfly_lib.rewards.registry import reward_identity
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.rewards.scoring import score_groups, with_rewards
 from agentfly_lib.store.changes import looks_at
@@ -57,7 +58,7 @@ async def score_step(
         RewardError: the collection made no progress and did not end within `follow_seconds`.
         ShardError: a file is damaged or cannot be written.
     """
-    store = await asyncio.to_thread(ScoreStore, directory, config.identity)
+    store = await asyncio.to_thread(ScoreStore, directory, reward_identity(config))
     kept = len(store.manifest.parts)
     fresh: list[TrajectoryGroup] = []
     busy: list[tuple[float, float]] = []

@@ -17,12 +17,13 @@ import pyarrow as pa
 from agentfly_lib.errors import ShardError
 from agentfly_lib.store.atomic import write_bytes
 
-__all__ = ["READING", "TableFile", "TableKind", "file_sha256", "read_table", "table_metadata", "write_table"]
+__all__ = ["READING", "REDO", "TableFile", "TableKind", "file_sha256", "read_table", "table_metadata", "write_table"]
 
 READING = pa.ipc.IpcReadOptions(use_threads=False)
 """Arrow's threads take more processor time than they save: a table has many small buffers."""
 _PREFIX = "agentfly."
-_REDO = "restore it from a copy, or remove its directory to redo that stage"
+REDO = "restore it from a copy, or redo its stage (docs/operating.md, A damaged file)"
+"""What to do about a damaged file; which folders have to go with it depends on where it lies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ def read_table(path: Path, kind: TableKind, expected: TableFile | None = None) -
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise ShardError(f"{path} is missing; {_REDO}") from error
+        raise ShardError(f"{path} is missing; {REDO}") from error
     except OSError as error:
         raise ShardError(f"cannot read {path}: {error.strerror}") from error
     if expected is not None:
@@ -91,10 +92,10 @@ def read_table(path: Path, kind: TableKind, expected: TableFile | None = None) -
         table = pa.ipc.open_file(pa.BufferReader(data), options=READING).read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
-        raise ShardError(f"{path} is truncated or not an Arrow file ({error}); {_REDO}") from error
+        raise ShardError(f"{path} is truncated or not an Arrow file ({error}); {REDO}") from error
     _check_header(path, table, kind)
     if expected is not None and table.num_rows != expected.rows:
-        raise ShardError(f"{path} has {table.num_rows} rows where its manifest says {expected.rows}; {_REDO}")
+        raise ShardError(f"{path} has {table.num_rows} rows where its manifest says {expected.rows}; {REDO}")
     return table
 
 
@@ -119,13 +120,13 @@ def file_sha256(path: Path) -> str:
 def _check_bytes(path: Path, data: bytes, expected: TableFile) -> None:
     if len(data) != expected.bytes:
         raise ShardError(
-            f"{path} is truncated or changed: {len(data)} bytes where its manifest says {expected.bytes}; {_REDO}"
+            f"{path} is truncated or changed: {len(data)} bytes where its manifest says {expected.bytes}; {REDO}"
         )
     digest = hashlib.sha256(data).hexdigest()
     if digest != expected.sha256:
         raise ShardError(
             f"{path} does not match its checksum: SHA-256 {digest[:12]}... where its manifest says "
-            f"{expected.sha256[:12]}...; {_REDO}"
+            f"{expected.sha256[:12]}...; {REDO}"
         )
 
 
@@ -144,6 +145,6 @@ def _check_header(path: Path, table: pa.Table, kind: TableKind) -> None:
             f"start a new run"
         )
     if header.get("rows") != str(table.num_rows):
-        raise ShardError(f"{path} has {table.num_rows} rows where its header says {header.get('rows')}; {_REDO}")
+        raise ShardError(f"{path} has {table.num_rows} rows where its header says {header.get('rows')}; {REDO}")
     if not table.schema.equals(schemas[version], check_metadata=False):
-        raise ShardError(f"{path} does not have the columns of {kind.name} version {version}; {_REDO}")
+        raise ShardError(f"{path} does not have the columns of {kind.name} version {version}; {REDO}")

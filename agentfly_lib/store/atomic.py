@@ -15,7 +15,9 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from agentfly_lib.errors import ShardError
 
@@ -23,11 +25,15 @@ __all__ = [
     "atomic_file",
     "ensure_directory",
     "read_json",
+    "read_model",
     "remove_leftovers",
     "sync_directory",
     "write_bytes",
     "write_json",
+    "write_model",
 ]
+
+Model = TypeVar("Model", bound=BaseModel)
 
 _SUFFIX = ".tmp"
 _REMEDIES = {
@@ -97,8 +103,27 @@ def read_json(path: Path) -> Any:
         raise ShardError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ShardError(
-            f"{path} is not valid JSON ({error}); restore it or remove its directory to redo that stage"
+            f"{path} is not valid JSON ({error}); restore it from a copy, or redo its stage (docs/operating.md, "
+            "A damaged file)"
         ) from error
+
+
+def write_model(path: Path, value: BaseModel) -> None:
+    """Writes a model as a JSON file, as `write_json` does."""
+    write_json(path, value.model_dump(mode="json"))
+
+
+def read_model(path: Path, model: type[Model], *, remedy: str) -> Model:
+    """Reads a JSON file that `write_model` wrote.
+
+    Raises `ShardError` naming the file, what is wrong in it and, unless it is missing or no JSON, the remedy.
+    """
+    values = read_json(path)
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        raise ShardError(f"{path} is not one that this program can read ({faults}); {remedy}") from error
 
 
 def ensure_directory(path: Path) -> None:

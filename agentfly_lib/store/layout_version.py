@@ -6,11 +6,11 @@ finding half of what it looks for.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from agentfly_lib import __version__
-from agentfly_lib.errors import ShardError, UserError
-from agentfly_lib.store.atomic import read_json, write_json
+from agentfly_lib.errors import UserError
+from agentfly_lib.store.atomic import read_model, write_model
 from agentfly_lib.store.layout import RunDirectory
 
 __all__ = ["LAYOUT_VERSION", "LayoutVersion", "check_layout", "write_layout"]
@@ -31,17 +31,14 @@ class LayoutVersion(BaseModel):
 
 def write_layout(run: RunDirectory) -> None:
     """Marks a directory that has just been made. Raises `ShardError` if the file system refuses."""
-    write_json(run.layout_file, LayoutVersion(layout=LAYOUT_VERSION, program=__version__).model_dump(mode="json"))
+    write_model(run.layout_file, LayoutVersion(layout=LAYOUT_VERSION, program=__version__))
 
 
 def check_layout(run: RunDirectory) -> int:
     """The layout of a run directory. Raises `UserError` if it is newer than this program, `ShardError` if damaged."""
     if not run.layout_file.exists():
         return 1
-    try:
-        found = LayoutVersion.model_validate(read_json(run.layout_file))
-    except ValidationError as error:
-        raise ShardError(f"{run.layout_file} does not say which layout the run directory has: {error}") from error
+    found = read_model(run.layout_file, LayoutVersion, remedy="restore it from a copy")
     if found.layout > LAYOUT_VERSION:
         raise UserError(
             f"{run.path} has layout {found.layout} of run directories, written by release {found.program}; this is "

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from agentfly_lib.errors import LedgerError, ShardError
-from agentfly_lib.store.atomic import ensure_directory, read_json, remove_leftovers, write_json
+from agentfly_lib.store.arrow import REDO
+from agentfly_lib.store.atomic import ensure_directory, read_model, remove_leftovers, write_model
 from agentfly_lib.store.changes import changed
 from agentfly_lib.store.layout import StepDirectory, check_part_names, part_name
 from agentfly_lib.store.shards import PartInfo, inspect_part, read_index, read_part, write_part
@@ -244,20 +245,13 @@ def read_rollout_manifest(directory: StepDirectory) -> RolloutManifest:
 
 def save_manifest(path: Path, manifest: BaseModel) -> None:
     """Writes a manifest of any kind, and tells who follows it."""
-    write_json(path, manifest.model_dump(mode="json"))
+    write_model(path, manifest)
     changed(path)
 
 
 def load_manifest(path: Path, model: type[_Manifest]) -> _Manifest:
     """Reads a manifest of any kind. Raises `ShardError` naming the file and what is wrong in it."""
-    try:
-        return model.model_validate(read_json(path))
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-        raise ShardError(
-            f"{path} is not a manifest that this program can read ({faults}); "
-            "use the release that wrote it, or remove its directory to redo that stage"
-        ) from error
+    return read_model(path, model, remedy=f"use the release that wrote it, or {REDO}")
 
 
 def iter_groups(

@@ -1,6 +1,6 @@
-"""The recipe that a run has written down, as its own folder says where the run is.
+"""What a run has written down of itself: its recipe, and what its updates did.
 
-A folder may have been copied, renamed or moved since: the run is the one that lies there, by that folder's name.
+Its folder may have been copied, renamed or moved since: the run is the one that lies there, by that folder's name.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from pathlib import Path
 
 from agentfly_lib.configs import RunConfig, load_config
 from agentfly_lib.errors import UserError
-from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.refs import StepReport
+from agentfly_lib.store.arrow import REDO
+from agentfly_lib.store.atomic import read_model
+from agentfly_lib.store.layout import RunDirectory, StepDirectory
 
-__all__ = ["recipe_of", "recorded_config"]
+__all__ = ["read_update", "recipe_of", "recorded_config"]
 
 
 def recorded_config(directory: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -39,3 +42,8 @@ def recipe_of(policy: Path, overrides: Sequence[str] = ()) -> RunConfig:
         if RunDirectory(folder).config_file.exists():
             return recorded_config(folder, overrides)
     raise UserError(f"{policy} is not inside a run directory; name a recipe to evaluate it with: --recipe")
+
+
+def read_update(step: StepDirectory) -> StepReport:
+    """What the update of a step did. Raises `ShardError` naming the file if it is missing or damaged."""
+    return read_model(step.update_file, StepReport, remedy=REDO)

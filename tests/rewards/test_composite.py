@@ -18,6 +18,7 @@ from agentfly_lib.rewards import (
     reward,
     score_groups,
 )
+from agentfly_lib.rewards.registry import reward_identity
 from agentfly_lib.types import Outcome, StopReason
 
 
@@ -233,3 +234,16 @@ class TestRecipe:
         assert len(set(made)) == 4
         assert made[0].startswith("composite-")
         assert identity(parts=[{"name": "math_equal"}]) == made[0]
+
+    def test_edited_code_of_the_users_own_makes_other_scores(self, tmp_path, monkeypatch):
+        monkeypatch.syspath_prepend(tmp_path)
+        code = "from agentfly_lib.rewards import reward\n@reward\ndef mine(prediction):\n    return len(prediction)\n"
+        for name, text in {"first_code": code, "same_code": code, "edited_code": code + "# half\n"}.items():
+            (tmp_path / f"{name}.py").write_text(text)
+
+        def mark(*names: str) -> str:
+            parts = [{"name": name, "label": str(index)} for index, name in enumerate(names)]
+            return reward_identity(RewardConfig.model_validate({"parts": parts})).partition("@")[2]
+
+        assert mark("first_code:mine") == mark("math_equal", "same_code:mine") != mark("edited_code:mine")
+        assert mark("math_equal") == ""

@@ -213,8 +213,8 @@ def test_a_run_directory_says_its_layout(run):
     ("text", "message"),
     [
         (f'{{"layout": {LAYOUT_VERSION + 1}, "program": "9.1.0", "more": 1}}', "written by release 9.1.0"),
-        ('{"layout": 0, "program": "1"}', "does not say which layout"),
-        ("[]", "does not say which layout"),
+        ('{"layout": 0, "program": "1"}', "is not one that this program can read"),
+        ("[]", "is not one that this program can read"),
     ],
 )
 def test_a_layout_of_a_newer_release_is_refused_by_every_command(run, text, message):

@@ -170,7 +170,7 @@ class TestRecovery:
         ("text", "message"),
         [
             ("{", r"MANIFEST\.json is not valid JSON"),
-            ('{"version": 2}', r"MANIFEST\.json is not a manifest that this program can read \(version: "),
+            ('{"version": 2}', r"MANIFEST\.json is not one that this program can read \(version: "),
         ],
     )
     def test_a_manifest_that_cannot_be_read_is_named(self, step, text, message):
