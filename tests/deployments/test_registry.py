@@ -8,7 +8,9 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import jsonschema
 import pytest
@@ -90,16 +92,30 @@ async def test_the_nightly_evaluation_is_at_three() -> None:
     assert [(date.day, date.hour) for date in dates] == [(2, 3), (3, 3)]
 
 
-def test_a_saved_checkpoint_is_evaluated_if_one_switches_that_on() -> None:
-    """The event that `tasks.update` emits is the one that the automation expects, with what it reads."""
+def test_a_saved_checkpoint_is_evaluated_if_one_switches_that_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's own reading of the automation finds the checkpoint in the event that `tasks.update` sends."""
+    from prefect.server.events.schemas.automations import EventTrigger
+    from prefect.server.events.schemas.events import ReceivedEvent
+    from prefect.server.utilities.user_templates import render_user_template_sync
+
+    from agentfly_lib.refs import CheckpointRef
+
+    subject = importlib.import_module("tasks.update")
     (trigger,) = BY_NAME["checkpoint"]["triggers"]
     assert trigger["enabled"] is False, "a run evaluates itself, and has the device"
     assert set(trigger["parameters"]) == {"checkpoint"}, "whoever reaches the server sends events: they name no recipe"
-    source = (REPOSITORY / "tasks" / "update.py").read_text()
-    assert f'event="{trigger["expect"][0]}"' in source
-    assert '"prefect.resource.id": f"agentfly.run.' in source
-    for read in re.findall(r"event\.payload\.(\w+)", json.dumps(trigger["parameters"])):
-        assert f'"{read}":' in source
+
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(subject, "emit_event", lambda **event: sent.append(event))
+    monkeypatch.setattr(subject.PREFECT_API_URL, "value", lambda: "http://127.0.0.1:4200/api", raising=False)
+    session = SimpleNamespace(config=SimpleNamespace(run=SimpleNamespace(name="mine")))
+    subject._announce(session, CheckpointRef(path=Path("/runs/mine/checkpoints/000002"), policy_version=2, digest="d"))
+
+    event = ReceivedEvent(id=uuid4(), occurred=datetime.now(UTC), **sent[0])
+    asked = EventTrigger(expect=set(trigger["expect"]), match=trigger["match"], posture="Reactive", threshold=1)
+    assert asked.covers(event)
+    read = render_user_template_sync(trigger["parameters"]["checkpoint"], {"event": event})
+    assert read == "/runs/mine/checkpoints/000002"
 
 
 def test_stages_are_tried_again() -> None:
