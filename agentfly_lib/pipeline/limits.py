@@ -54,11 +54,14 @@ class Limit:
 
 @asynccontextmanager
 async def within(limit: Limit, what: str) -> AsyncIterator[None]:
-    """Raises `StageTimeout`, naming the key to raise, if the block takes longer."""
+    """Raises `StageTimeout`, naming the key to raise, if the block takes longer; another's time limit stays its own."""
+    clock = asyncio.timeout(limit.seconds)
     try:
-        async with asyncio.timeout(limit.seconds):
+        async with clock:
             yield
     except TimeoutError as error:
+        if not clock.expired():
+            raise
         raise StageTimeout(
             f"{what} was not done after {limit.seconds:.0f} s; what it had finished is kept. If it only needs longer, "
             f"raise {limit.key}"

@@ -7,11 +7,12 @@
                       the above
     overhead          all else: shards, manifests, packing, weight sync, orchestration, tracking
 
-Checkpoints and evaluations are stages of their own and belong to no step. A step's time is that from its weight sync to
-its record; where collections overlap with updates (`rollout.max_policy_lag`), those of later steps are at work in it
-too, and what they generate counts as generation of the step whose time it is. Beside the parts stand how long the
-step's own collection and update took, how much of the update a collection was going on (`time/overlap`), and how long
-the engine had no request (`time/engine_idle`).
+Checkpoints and evaluations are stages of their own and belong to no step. The first step begins with its weight sync,
+every other where the time of the one before is taken: what writes that one down belongs to it. Where collections
+overlap with updates (`rollout.max_policy_lag`), those of later steps are at work in a step too, and what they generate
+counts as generation of the step whose time it is. Beside the parts stand how long the step's own collection and update
+took, how much of the update a collection was going on (`time/overlap`), and how long the engine had no request
+(`time/engine_idle`).
 """
 
 from __future__ import annotations
@@ -42,17 +43,19 @@ class StepTimes:
         self._ahead = ahead
         self._step = 0
         self._begun: int | None = None
+        self._taken: tuple[int, dict[str, float]] | None = None
         self._sync = 0.0
         self._collected: dict[int, Collected] = {}
         self._scored: dict[int, ScoredStep] = {}
         self._notes: dict[int, dict[str, float]] = {}
 
     def begin(self, step: int) -> None:
-        """The step starts now, unless it has: what is tried again takes its time too."""
+        """The step starts now, or did when the one before ended; what is tried again takes its time too."""
         if step == self._begun:
             return
+        if self._taken is None or self._taken[0] != self._begun:
+            self.activity.restart()
         self._begun = step
-        self.activity.restart()
         self._step, self._sync = step, 0.0
         for kept in (self._collected, self._scored, self._notes):
             for past in [each for each in kept if each < step]:
@@ -98,7 +101,15 @@ class StepTimes:
         return scored.groups if scored else []
 
     def metrics(self, report: StepReport) -> dict[str, float]:
-        """All metrics of the step that ends now."""
+        """All metrics of the step, which ends when they are first asked for."""
+        if self._taken is not None and self._taken[0] == report.step:
+            return self._taken[1]
+        found = self._metrics(report)
+        self._taken = report.step, found
+        self.activity.restart()
+        return found
+
+    def _metrics(self, report: StepReport) -> dict[str, float]:
         collected, scored = self._collected.get(self._step), self._scored.get(self._step)
         now = self.activity.so_far()
         wall, generate, tools = now.wall, now.generation, now.tools

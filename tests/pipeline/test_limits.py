@@ -72,7 +72,8 @@ async def test_a_stage_ends_at_its_limit_and_says_what_raises_it() -> None:
             await asyncio.Event().wait()
 
 
-async def test_a_stage_within_its_limit_keeps_its_own_errors() -> None:
-    with pytest.raises(EngineError, match="died"):
+@pytest.mark.parametrize("own", [EngineError("died"), TimeoutError("a server was slow")])
+async def test_a_stage_within_its_limit_keeps_its_own_errors(own: Exception) -> None:
+    with pytest.raises(type(own), match=str(own)):
         async with within(Limit(seconds=10, key="a.key"), "collect 3"):
-            raise EngineError("died")
+            raise own

@@ -167,6 +167,7 @@ async def test_an_update_whose_checkpoint_cannot_be_noted_is_not_made_again(
     monkeypatch.setattr(saving, "living_learner", living_learner)
     assert await saving.update(session, 2, held(2), again=True) == (report, held(3))  # type: ignore[arg-type]
     assert asked == [3]
+    assert session.learning.version == 3
 
 
 async def test_a_session_that_ends_early_waits_for_the_writer(session: SimpleNamespace, ranks: FakeLearner) -> None:
