@@ -1,4 +1,7 @@
-"""What can be seen to be wrong with a run in milliseconds, before anything is started: names, files, directories."""
+"""What can be seen to be wrong with a run before its engines and learner start: names, files, directories.
+
+It takes milliseconds, and starts nothing but the MCP servers of the recipe, which are asked for their tools.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from agentfly_lib.configs import (
     differing_keys,
     load_config,
 )
+from agentfly_lib.data.environment import check_count
 from agentfly_lib.envs.spec import configured_environment
 from agentfly_lib.errors import ConfigError, DataError
 from agentfly_lib.models.resolve import check_directory
@@ -62,7 +66,9 @@ def check_run(config: RunConfig) -> None:
     if config.learner.lora is not None and find_spec("peft") is None:
         raise ConfigError("learner.lora needs the package peft, which is not installed; pip install peft")
     if isinstance(config.data, EnvironmentDataConfig):
-        configured_environment(config.data, where="data").check()
+        spec = configured_environment(config.data, where="data")
+        check_count(spec, config.data.train_problems)
+        spec.check()
     for key, file in data_files(config).items():
         if not file.is_file():
             raise DataError(f"{key} = {file}: no such file (looked from {Path.cwd()}); set {key} to an existing file")

@@ -140,8 +140,9 @@ class EnvironmentDataConfig(EnvironmentChoice, _SeededConfig):
     named here, `agent.environment` is used."""
 
     type: Literal["environment"] = "environment"
-    train_problems: PositiveInt = 1024
-    """Use at most this many training problems, the first that the environment provides."""
+    train_problems: PositiveInt | None = None
+    """Use at most this many training problems, the first that the environment provides; all if unset. Environments that
+    make problems without end need a number."""
     eval_problems: PositiveInt = 64
     """Use at most this many held-out problems, the first that the environment provides."""
     instances: PositiveInt = 2

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -142,7 +144,8 @@ def check(settings: AlfworldSettings) -> None:
 
 
 def problems(settings: AlfworldSettings, split: Literal["train", "eval"]) -> Iterator[Mapping[str, Any]]:
-    """Every game of the split that can be solved, in the order of their names. Raises `DataError` for a broken file.
+    """Every game of the split that can be solved. Task types take turns, so that the first games are of all of them,
+    and in various rooms. Raises `DataError` for a broken file.
 
     As in the package, tasks with movable receptacles and sliced things are left out.
     """
@@ -157,12 +160,17 @@ def problems(settings: AlfworldSettings, split: Literal["train", "eval"]) -> Ite
         every = sorted(path.parent for path in part.glob(f"*/*/{TRAJECTORY}"))
         held_out = set(every[4::5])
         trials = [trial for trial in every if (trial in held_out) == (split == "eval")]
+    of_type: dict[str, list[Path]] = {task_type: [] for task_type in settings.task_types}
     for trial in trials:
-        name, game = trial.relative_to(part).as_posix(), trial / GAME
-        if "movable" in name or "Sliced" in name or not game.is_file():
-            continue
-        if _read(trial / TRAJECTORY).get("task_type") in settings.task_types and _read(game).get("solvable"):
-            yield {"id": name.replace("/", "-"), "question": "", "game": game.relative_to(folder).as_posix()}
+        name = trial.relative_to(part).as_posix()
+        if "movable" not in name and "Sliced" not in name and (trial / GAME).is_file():
+            of_type.get(str(_read(trial / TRAJECTORY).get("task_type")), []).append(trial)
+    for task_type, found in of_type.items():
+        random.Random(f"alfworld/{split}/{task_type}").shuffle(found)
+    for trial in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*of_type.values()))):
+        if _read(trial / GAME).get("solvable"):
+            name = trial.relative_to(part).as_posix()
+            yield {"id": name.replace("/", "-"), "question": "", "game": (trial / GAME).relative_to(folder).as_posix()}
 
 
 def actions(settings: AlfworldSettings) -> Sequence[Callable[..., str]]:

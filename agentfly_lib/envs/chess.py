@@ -281,6 +281,7 @@ KIND = EnvironmentKind(
     settings=ChessSettings,
     actions=(move, legal_moves),
     problems=_problems,
+    endless=True,
     prompt="You play chess. Call the tool `move` to play a move; `legal_moves` lists what can be played.",
     check=_check,
     packages=("chess",),

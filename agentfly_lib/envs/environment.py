@@ -96,6 +96,8 @@ class EnvironmentKind:
     problems: Callable[[Any, Literal["train", "eval"]], Iterable[Mapping[str, Any]]]
     """From settings and split to rows: `question`, an optional `id`, and the columns that `reset` reads. Plain JSON
     values; the same every time. Called where the dataset is prepared, lazily, as many rows as are wanted."""
+    endless: bool = False
+    """There are always more training problems, so a recipe must say how many it wants."""
     prompt: str
     """The agent's system prompt where a recipe gives none."""
     place: Literal["process", "thread"] = "process"

@@ -223,6 +223,7 @@ KIND = EnvironmentKind(
     settings=GymnasiumSettings,
     actions=_actions,
     problems=_problems,
+    endless=True,
     prompt="You act in an environment. Call the tool `act` with one action at a time.",
     check=_check,
     packages=("gymnasium",),

@@ -212,6 +212,7 @@ KIND = EnvironmentKind(
     settings=OpenEnvSettings,
     actions=_actions,
     problems=_problems,
+    endless=True,
     prompt="You act in an environment. Call the tool `act` with one action at a time.",
     place="thread",
     check=_check,

@@ -145,6 +145,7 @@ KIND = EnvironmentKind(
     settings=ReasoningGymSettings,
     actions=(answer,),
     problems=_problems,
+    endless=True,
     prompt="Solve the problem. Think first, then call the tool `answer` with the final answer.",
     first_observation=False,
     check=_check,

@@ -177,17 +177,31 @@ def test_problems_are_the_games_that_can_be_played(tmp_path: Path) -> None:
     (make_split(tmp_path, "train", "gameless") / "game.tw-pddl").unlink()
     make_split(tmp_path, "valid_seen", "c")
     make_split(tmp_path, "valid_unseen", "d")
-    assert [row["id"] for row in rows(tmp_path, task_types=(TASK_TYPES[0],))] == ["a-trial_1", "b-trial_1"]
-    assert [row["id"] for row in rows(tmp_path)] == ["a-trial_1", "b-trial_1", "other-trial_1"]
+    assert sorted(row["id"] for row in rows(tmp_path, task_types=(TASK_TYPES[0],))) == ["a-trial_1", "b-trial_1"]
+    assert sorted(row["id"] for row in rows(tmp_path)) == ["a-trial_1", "b-trial_1", "other-trial_1"]
     assert [row["game"] for row in rows(tmp_path, "eval")] == ["valid_unseen/d/trial_1/game.tw-pddl"]
     seen = rows(tmp_path, "eval", eval_split="valid_seen")
     assert [row["game"] for row in seen] == ["valid_seen/c/trial_1/game.tw-pddl"]
 
 
+def test_the_first_games_are_of_all_task_types(tmp_path: Path) -> None:
+    count = {task_type: 3 + number for number, task_type in enumerate(TASK_TYPES)}
+    for task_type in TASK_TYPES:
+        for number in range(count[task_type]):
+            make_split(tmp_path, "train", f"{task_type}-{number}", task_type=task_type)
+    games = [row["id"].removesuffix("-trial_1") for row in rows(tmp_path)]
+    types = [game.rpartition("-")[0] for game in games]
+    assert types[: 3 * len(TASK_TYPES)] == 3 * list(TASK_TYPES)
+    assert {task_type: types.count(task_type) for task_type in TASK_TYPES} == count
+    assert len(set(games)) == len(games)
+    assert games != sorted(games, key=lambda game: (int(game.rpartition("-")[2]), TASK_TYPES.index(game[:-2])))
+    assert games == [row["id"].removesuffix("-trial_1") for row in rows(tmp_path)]
+
+
 def test_of_games_without_splits_every_fifth_is_held_out(tmp_path: Path) -> None:
     for name in "abcdef":
         make_split(tmp_path, ".", name)
-    assert [row["game"][0] for row in rows(tmp_path)] == ["a", "b", "c", "d", "f"]
+    assert sorted(row["game"][0] for row in rows(tmp_path)) == ["a", "b", "c", "d", "f"]
     assert [row["game"] for row in rows(tmp_path, "eval")] == ["e/trial_1/game.tw-pddl"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from agentfly_lib.data.environment import environment_contents, environment_prob
 from agentfly_lib.data.prepare import load_problems, prepare_dataset
 from agentfly_lib.envs.spec import configured_environment, environment_spec
 from agentfly_lib.errors import ConfigError, DataError, InfrastructureError
+from agentfly_lib.preflight import check_run
 
 
 def config(**changes) -> EnvironmentDataConfig:
@@ -68,6 +70,23 @@ def test_a_process_tells_the_same_as_a_thread(odd) -> None:
 
 def bad_rows(odd, *rows):
     return odd.kind(problems=lambda settings, split: iter(rows))
+
+
+def test_problems_without_end_need_a_number(odd, monkeypatch) -> None:
+    def problems(settings, split):
+        return ({"question": "Play.", "word": str(number)} for number in itertools.count())
+
+    blind = {"problems": problems, "first_observation": False}
+    spec = environment_spec(odd.kind(endless=True, **blind), place="thread")
+    with pytest.raises(ConfigError, match=r"odd makes problems without end; .* data\.train_problems"):
+        environment_problems(spec, "train", None)
+    assert len(environment_problems(spec, "train", 3)) == 3
+    chess = {"type": "environment", "name": "chess"}
+    with pytest.raises(ConfigError, match="chess makes problems without end"):
+        check_run(RunConfig.model_validate({"run": {"name": "x"}, "model": {"type": "tiny"}, "data": chess}))
+    monkeypatch.setattr("agentfly_lib.data.environment._MOST_UNASKED", 10)
+    with pytest.raises(ConfigError, match=r"odd, train: there are more than 10 problems.*data\.train_problems"):
+        environment_problems(environment_spec(odd.kind(**blind), place="thread"), "train", None)
 
 
 @pytest.mark.parametrize(
