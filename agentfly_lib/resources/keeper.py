@@ -171,7 +171,8 @@ class Keeper:
         child.request, child.deadline = request, time.monotonic() + request["seconds"]
         for pipe in child.outputs:
             pipe.limit, pipe.kept, pipe.cut = request["max_bytes"], bytearray(), 0
-        child.pending = (request["message"] + "\n" if request["op"] == "ask" else request["stdin"]).encode()
+        text = request["message"] + "\n" if request["op"] == "ask" else request["stdin"]
+        child.pending = text.encode("utf-8", "replace")  # half of a surrogate pair is no character
         with contextlib.suppress(KeyError):
             self.selector.unregister(child.inputs)  # a session may have answered before it read all
         self.selector.register(child.inputs, selectors.EVENT_WRITE, lambda: self.write(child))
@@ -238,7 +239,7 @@ class Keeper:
         except BaseException as error:  # noqa: BLE001  this is another process, and there is only one way out of it
             reason = getattr(error, "strerror", None) or error
             with contextlib.suppress(OSError):
-                os.write(2, f"{argv[0]}: {reason}\n".encode())
+                os.write(2, f"{argv[0]}: {reason}\n".encode("utf-8", "replace"))
         os._exit(127)
 
     def write(self, child: Child) -> None:

@@ -6,17 +6,63 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from agentfly_lib.bounded import TimedOut, call_in_thread, run_bounded
-from agentfly_lib.rewards.pool import CallFailed, CallTimedOut, NotImportable, shared_pool
+from agentfly_lib.rewards.pool import CallDied, CallFailed, CallTimedOut, NotImportable, NoWorker, shared_pool
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.rewards.worker import describe
 
-__all__ = ["CallFailed", "CallTimedOut", "call_in_worker", "call_reward"]
+__all__ = ["CallFailed", "CallTimedOut", "JudgedInWorker", "call_in_worker", "call_reward"]
 
 logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 1800.0
+"""That a text waits for a worker to judge it, behind texts that each take their whole limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedInWorker:
+    """What an `inline` reward returns for a text that only a worker process can be trusted with. Awaitable.
+
+    A text that takes all the time there is, or brings the process down, is worth 0: dropped, it would be better off
+    than one that is wrong. A worker that cannot be had is no fault of the text, and fails as any reward does.
+    """
+
+    target: str
+    """`module:function` of what judges it. What this raises is no verdict: it must not raise because of the text."""
+    keywords: Mapping[str, Any]
+    seconds: float
+    """Limit of the call, in which waiting for a worker does not count."""
+
+    def __await__(self) -> Generator[Any, None, float]:
+        return self.within(self.seconds).__await__()
+
+    async def within(self, seconds: float) -> float:
+        """The function's verdict. Raises `CallTimedOut` or `CallFailed` if there is no worker."""
+        why: Exception | None = None
+        for _ in range(2):  # the kernel may have ended a worker for the memory that others took
+            try:
+                judging = call_in_worker(
+                    self.target,
+                    dict(self.keywords),
+                    seconds=min(seconds, self.seconds),
+                    wait_seconds=WAIT_SECONDS,
+                )
+                return float(await judging)
+            except NotImportable as error:
+                raise CallFailed(str(error)) from error
+            except NoWorker:
+                raise
+            except CallDied as error:
+                why = error
+            except CallTimedOut as error:
+                why = error
+                break
+        logger.info("%s gave up a text, which is worth 0: %s", self.target, why)
+        return 0.0
 
 
 async def call_reward(reward: Reward, keywords: Mapping[str, Any], *, seconds: float) -> Any:
@@ -32,6 +78,8 @@ async def call_reward(reward: Reward, keywords: Mapping[str, Any], *, seconds: f
             value = reward.function(**keywords)
         except (Exception, SystemExit) as error:
             raise CallFailed(describe(error)) from error
+        if isinstance(value, JudgedInWorker):
+            return await value.within(seconds)
         return await _on_loop(value, seconds) if inspect.isawaitable(value) else value
     target = import_path(reward)
     if target is not None:
@@ -44,9 +92,12 @@ async def call_reward(reward: Reward, keywords: Mapping[str, Any], *, seconds: f
     return await _on_loop(call_in_thread(lambda: reward.function(**keywords)), seconds)
 
 
-async def call_in_worker(target: str, keywords: dict[str, Any], *, seconds: float) -> Any:
-    """Calls `module:function` in a killable process. Raises `CallTimedOut`, `CallFailed` or `NotImportable`."""
-    return await call_in_thread(lambda: shared_pool().call(target, keywords, seconds=seconds))
+async def call_in_worker(
+    target: str, keywords: dict[str, Any], *, seconds: float, wait_seconds: float | None = None
+) -> Any:
+    """See `WorkerPool.call`: calls `module:function` in a killable process."""
+    call = functools.partial(shared_pool().call, target, keywords, seconds=seconds, wait_seconds=wait_seconds)
+    return await call_in_thread(call)
 
 
 def import_path(reward: Reward) -> str | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveFloat
 
-from agentfly_lib.errors import RewardError
+from agentfly_lib.errors import RewardError, SandboxError
 from agentfly_lib.rewards.factory import reward_factory
 from agentfly_lib.rewards.reward import Reward
 
@@ -61,7 +61,8 @@ def code_tests(
 
     The code is the last Python block of the final response; a response without one is worth 0.
 
-    seconds, total_seconds: of one test, and of all. Tests that time out, or have no time left, have not passed.
+    seconds, total_seconds: of one test, and of all. Tests that time out, have no time left, or lose their sandbox to
+        the code, have not passed.
     Raises `SandboxUnavailableError` where no sandbox can be had.
     """
     from agentfly_lib.resources import ProcessSpec, open_process
@@ -82,7 +83,10 @@ def code_tests(
                 left = min(seconds, deadline - clock.time())
                 if left <= 0 or (passed < number and not partial):
                     break
-                passed += await _passes(process, check, seconds=left)
+                try:
+                    passed += await _passes(process, check, seconds=left)
+                except SandboxError:  # it was up: what has brought it down is the code
+                    break
         return passed / len(checks) if partial else float(passed == len(checks))
 
     return Reward(name="code_tests", function=passes, timeout=total_seconds + START_SECONDS)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from agentfly_lib.chat import MalformedCall
 from agentfly_lib.chat.parsers import get_parser
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.rewards.call import JudgedInWorker
 from agentfly_lib.rewards.factory import reward_factory
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.types import FinishReason, Trajectory
@@ -16,7 +17,8 @@ from agentfly_lib.types import FinishReason, Trajectory
 __all__ = ["format_followed", "matches", "tags_in_order"]
 
 PATTERN_SECONDS = 5.0
-"""Limit of one match; a pattern that backtracks for ever is ended, and the trajectory is dropped."""
+"""Limit of the matches of one trajectory; a text on which the pattern backtracks for ever does not match."""
+_MATCHES = "agentfly_lib.rewards.format:matches"
 
 
 @reward_factory
@@ -51,7 +53,9 @@ def format_followed(
         texts = [_text(turn.message) for turn in (sampled if turns == "all" else sampled[-1:])]
         if not texts or not all(tags_in_order(text, tags) for text in texts):
             return 0.0
-        return 1.0 if pattern is None else _all_match(pattern, texts)
+        if pattern is None:
+            return 1.0
+        return JudgedInWorker(target=_MATCHES, keywords={"pattern": pattern, "texts": texts}, seconds=PATTERN_SECONDS)
 
     return Reward(name="format", function=followed, inline=True)
 
@@ -73,14 +77,10 @@ def tags_in_order(text: str, tags: tuple[str, ...]) -> bool:
 def matches(pattern: str, texts: list[str]) -> bool:
     """Whether every text matches as a whole. Hostile text makes some patterns take for ever: called in a worker."""
     compiled = re.compile(pattern, re.DOTALL)
-    return all(compiled.fullmatch(text.strip()) for text in texts)
-
-
-async def _all_match(pattern: str, texts: list[str]) -> float:
-    from agentfly_lib.rewards.call import call_in_worker
-
-    keywords = {"pattern": pattern, "texts": texts}
-    return float(await call_in_worker("agentfly_lib.rewards.format:matches", keywords, seconds=PATTERN_SECONDS))
+    try:
+        return all(compiled.fullmatch(text.strip()) for text in texts)
+    except MemoryError:
+        return False
 
 
 def _readable(text: str, parser: Any) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 
 from agentfly_lib.resources.conversation import ending
 
-__all__ = ["CallFailed", "CallTimedOut", "NotImportable", "WorkerPool", "shared_pool"]
+__all__ = ["CallDied", "CallFailed", "CallTimedOut", "NoWorker", "NotImportable", "WorkerPool", "shared_pool"]
 
 START_SECONDS = 120.0
 """Limit for a worker's start and for importing a function's module; the call's own time begins after that."""
@@ -37,8 +37,16 @@ class CallFailed(Exception):
     """The function raised, or its process died; the message says which."""
 
 
+class CallDied(CallFailed):
+    """The process died while the function ran."""
+
+
 class CallTimedOut(Exception):
     """The function did not return in time; its process was killed."""
+
+
+class NoWorker(CallTimedOut):
+    """The function was not even called: no worker was free, started or imported it in time."""
 
 
 class NotImportable(Exception):
@@ -56,13 +64,16 @@ class WorkerPool:
         self._busy: set[_Worker] = set()
         self._closed = False
 
-    def call(self, target: str, keywords: dict[str, Any], *, seconds: float) -> Any:
+    def call(self, target: str, keywords: dict[str, Any], *, seconds: float, wait_seconds: float | None = None) -> Any:
         """Calls `module:function` in a worker; blocks until it has returned, failed or been killed.
 
-        seconds: limit of the call itself, not of waiting for a free worker.
+        seconds: limit of the call itself, not of waiting for a free worker: that is `wait_seconds`. No call before it
+        takes longer than its own limit, so that without one it ends too.
         Raises `CallTimedOut`, `CallFailed` or `NotImportable`.
         """
-        with self._slots:
+        if not self._slots.acquire(timeout=wait_seconds):
+            raise NoWorker(f"found no free worker within {wait_seconds:g} s")
+        try:
             worker = self._take()
             healthy = False
             try:
@@ -75,8 +86,14 @@ class WorkerPool:
             except _Raised as error:
                 healthy = True
                 raise CallFailed(str(error)) from error
+            except CallDied as error:
+                if self._closed:
+                    raise CallFailed("the pool of reward workers was closed") from error
+                raise
             finally:
                 self._give_back(worker, healthy=healthy)
+        finally:
+            self._slots.release()
 
     def close(self) -> None:
         """Kills every worker; calls in flight fail."""
@@ -128,15 +145,26 @@ class _Worker:
         return self._process.poll() is None
 
     def call(self, target: str, keywords: dict[str, Any], seconds: float) -> Any:
-        if not self._started:
-            self._receive(START_SECONDS, "start")
-            self._started = True
-        if target not in self._loaded:
+        if not self._started or target not in self._loaded:
+            self._load(target)
+        self._send(("call", target, keywords, seconds))
+        try:
+            return self._receive(seconds, "return")
+        except EOFError as error:
+            raise CallDied(self._epitaph()) from error
+
+    def _load(self, target: str) -> None:
+        try:
+            if not self._started:
+                self._receive(START_SECONDS, "start")
+                self._started = True
             self._send(("load", target, list(sys.path)))
             self._receive(START_SECONDS, f"import {target}")
-            self._loaded.add(target)
-        self._send(("call", target, keywords, seconds))
-        return self._receive(seconds, "return")
+        except CallTimedOut as error:
+            raise NoWorker(str(error)) from error
+        except EOFError as error:
+            raise CallFailed(self._epitaph()) from error
+        self._loaded.add(target)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -153,14 +181,15 @@ class _Worker:
             raise _Raised(f"an argument cannot be sent to a worker process: {error}") from error
 
     def _receive(self, seconds: float, what: str) -> Any:
+        """Raises `EOFError` if the process has died."""
         try:
             if not self._connection.poll(seconds):
                 raise CallTimedOut(f"did not {what} within {seconds:g} s and was killed")
             kind, *rest = self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise CallFailed(self._epitaph()) from error
+        except OSError as error:
+            raise EOFError from error
         except Exception as error:
-            if isinstance(error, CallTimedOut):
+            if isinstance(error, CallTimedOut | EOFError):
                 raise
             raise CallFailed(f"its result cannot be read: {type(error).__name__}: {error}") from error
         if kind == "missing":

@@ -99,6 +99,12 @@ class TestCommands:
         async with open_process(SMALL) as process:
             assert (await process.run(["printf", "\\377ok"])).stdout == "\ufffdok"
 
+    async def test_text_that_cannot_be_written_does_not_end_the_sandbox(self):
+        async with open_process(SMALL) as process:
+            assert (await process.run(["cat"], stdin="a\ud800b")).stdout == "a?b"
+            assert (await process.run(["\ud800"])).exit_code == 127
+            assert process.starts == 1
+
     async def test_background_processes_do_not_hold_up_the_answer(self):
         async with open_process(SMALL) as process:
             done = await process.run(["sh", "-c", "sleep 1000 & echo started"])

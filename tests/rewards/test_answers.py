@@ -6,7 +6,7 @@ import json
 import os
 from fractions import Fraction
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -171,15 +171,15 @@ def test_symbolic(given, reference, equal):
 
 @pytest.mark.parametrize("text", ["\\boxed{" * 20_000, "\\boxed{" * 20_000 + "}" * 20_000, "\\boxed " * 20_000 + "{"])
 def test_a_response_that_repeats_itself_is_read_in_one_pass(text):
-    started = perf_counter()
+    started = process_time()
     extract_answer(text)
-    assert perf_counter() - started < 2  # a pass for each box would take minutes
+    assert process_time() - started < 2  # a pass for each box would take minutes
 
 
 def test_a_reference_that_is_mostly_space_is_compared_in_one_pass():
-    started = perf_counter()
+    started = process_time()
     assert equal_answers("x", "^" + " " * 200_000 + "x") is None
-    assert perf_counter() - started < 2
+    assert process_time() - started < 2
 
 
 DATA = Path(os.environ.get("AGENTFLY_TEST_DATA") or Path(__file__).parents[3] / "shared" / "data") / "gsm8k"

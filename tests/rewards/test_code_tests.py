@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 import time
+from unittest.mock import AsyncMock
 
 import pytest
 
-from agentfly_lib.errors import SandboxUnavailableError
+from agentfly_lib.errors import SandboxError, SandboxUnavailableError
+from agentfly_lib.resources import Process
+from agentfly_lib.resources.process import PYTHON
 from agentfly_lib.rewards import code_tests, score_groups
 from agentfly_lib.rewards.code_tests import code_in
 from agentfly_lib.types import Outcome
@@ -95,6 +98,23 @@ class TestInTheSandbox:
     async def test_what_takes_for_ever_has_not_passed(self, make_group):
         (found,) = await scores(code_tests(seconds=1), make_group, reply("while True: pass"))
         assert (found.outcome, found.reward) == (Outcome.SCORED, 0.0)
+
+    async def test_what_brings_the_sandbox_down_has_not_passed(self, make_group, monkeypatch):
+        real = Process.run
+
+        async def dies_of_code(self, argv, **options):
+            if argv[0] == PYTHON:
+                raise SandboxError("the sandbox died")
+            return await real(self, argv, **options)
+
+        monkeypatch.setattr(Process, "run", dies_of_code)
+        (found,) = await scores(code_tests(), make_group, reply("x = 1"))
+        assert (found.outcome, found.reward) == (Outcome.SCORED, 0.0)
+
+    async def test_a_sandbox_that_does_not_come_up_is_not_the_codes_fault(self, make_group, monkeypatch):
+        monkeypatch.setattr(Process, "start", AsyncMock(side_effect=SandboxError("no room")))
+        (found,) = await scores(code_tests(), make_group, reply("x = 1"))
+        assert (found.outcome, found.reward) == (Outcome.DROPPED, None)
 
     async def test_standard_input_and_output(self, make_group):
         tests = [{"input": "2\n", "output": "4"}, {"input": "5\n", "output": "10\n\n"}]

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from agentfly_lib.rewards import math_equal, reward, score_groups
-from agentfly_lib.rewards.call import import_path
-from agentfly_lib.rewards.pool import CallFailed, WorkerPool, shared_pool
+from agentfly_lib.rewards.call import JudgedInWorker, import_path
+from agentfly_lib.rewards.pool import CallFailed, NoWorker, WorkerPool, shared_pool
 from agentfly_lib.types import Outcome, StopReason
 
 
@@ -292,6 +292,49 @@ def _ends(pid: int, *, seconds: float) -> bool:
         os.close(descriptor)
 
 
+class TestJudgedInWorker:
+    @staticmethod
+    def judge(name, prediction="x", seconds=20.0):
+        return JudgedInWorker(target=f"odd_rewards:{name}", keywords={"prediction": prediction}, seconds=seconds)
+
+    @pytest.mark.parametrize(("name", "prediction"), [("hangs_in_c", "hang"), ("crashes", "crash")])
+    async def test_a_text_that_hangs_or_kills_its_judge_is_worth_nothing(self, odd_rewards, name, prediction):
+        assert await self.judge("pid", "") > 0  # a worker is up
+        assert await self.judge(name, prediction, seconds=2.0) == 0.0
+
+    async def test_what_is_no_fault_of_the_text_is_a_failure(self, odd_rewards, monkeypatch):
+        for target in ("no_such_module:x", "odd_rewards:raises"):
+            with pytest.raises(CallFailed):
+                await JudgedInWorker(target=target, keywords={"prediction": ""}, seconds=20.0)
+        monkeypatch.setattr("agentfly_lib.rewards.call.WAIT_SECONDS", 0.01)
+        monkeypatch.setattr("agentfly_lib.rewards.call.shared_pool", lambda: full)
+        full = WorkerPool(1)
+        full._slots.acquire()
+        with pytest.raises(NoWorker, match=r"found no free worker within 0\.01 s"):
+            await self.judge("pid")
+
+    async def test_honest_texts_wait_for_hostile_ones_in_no_time_of_their_own(
+        self, odd_rewards, make_group, monkeypatch
+    ):
+        pool = WorkerPool(1)
+        monkeypatch.setattr("agentfly_lib.rewards.call.shared_pool", lambda: pool)
+        judged = reward(inline=True, timeout=1.0)(lambda prediction: self.judge("hangs_in_c", prediction))
+        scores = await score(judged, make_group("hang", "honest"))
+        pool.close()
+        assert [s.reward for s in scores] == [0.0, 1.0]
+
+    async def test_a_pool_that_is_closed_judges_nobody(self, odd_rewards, tmp_path, monkeypatch):
+        pool = WorkerPool(1)
+        monkeypatch.setattr("agentfly_lib.rewards.call.shared_pool", lambda: pool)
+        pipe = tmp_path / "pid"
+        os.mkfifo(pipe)
+        judging = asyncio.ensure_future(self.judge("pid_and_hang", str(pipe)))
+        await asyncio.to_thread(pipe.read_text)  # it is being judged
+        pool.close()
+        with pytest.raises(CallFailed, match="was closed"):
+            await judging
+
+
 class TestMathEqual:
     async def test_numbers_are_decided_without_a_worker(self, make_group):
         replies = ["The answer is \\boxed{4}", "The answer is 5", "", "\\boxed{4.0}"]
@@ -301,11 +344,15 @@ class TestMathEqual:
         group = make_group("\\boxed{\\sqrt{16}}", "\\boxed{\\frac{16}{2^2}}", "\\boxed{\\sqrt{15}}")
         assert [s.reward for s in await score(math_equal, group)] == [1.0, 1.0, 0.0]
 
-    async def test_a_comparison_that_does_not_end_drops_its_trajectory_alone(self, make_group, monkeypatch):
+    async def test_a_comparison_that_does_not_end_is_worth_nothing(self, make_group, monkeypatch):
         # By way of the table of modules: the package's own attribute of that name is the reward.
         monkeypatch.setattr(sys.modules["agentfly_lib.rewards.math_equal"], "SYMBOLIC_SECONDS", 0.5)
         await score(math_equal, make_group("\\boxed{\\sqrt{16}}"))
         scores = await score(math_equal, make_group("\\boxed{9^{9^{9^{9}}}}", "\\boxed{4}", "\\boxed{\\sqrt{16}}"))
-        assert [s.reward for s in scores] == [None, 1.0, 1.0]
-        assert scores[0].outcome is Outcome.DROPPED
-        assert "within 0.5 s and was killed" in (scores[0].error or "")
+        assert [s.reward for s in scores] == [0.0, 1.0, 1.0]
+        assert all(s.outcome is Outcome.SCORED for s in scores)
+
+    async def test_an_answer_cannot_opt_out_of_being_wrong(self, make_group, monkeypatch):
+        monkeypatch.setattr(sys.modules["agentfly_lib.rewards.math_equal"], "SYMBOLIC_SECONDS", 2.0)
+        (scored,) = await score(math_equal, make_group("\\boxed{10^{10^{10}}}", answer="42"))
+        assert (scored.outcome, scored.reward) == (Outcome.SCORED, 0.0)

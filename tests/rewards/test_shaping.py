@@ -49,15 +49,14 @@ class TestFormat:
         group = make_group("Thought: a\nb\nFinal Answer: 4", "Final Answer: 4", "Thought: a\nFinal Answer: 4 ok")
         assert await values(made, group) == [1.0, 0.0, 0.0]
 
-    async def test_a_pattern_that_backtracks_for_ever_drops_its_trajectory_alone(self, make_group, monkeypatch):
+    async def test_a_pattern_that_backtracks_for_ever_is_not_matched(self, make_group, monkeypatch):
         monkeypatch.setattr(sys.modules["agentfly_lib.rewards.format"], "PATTERN_SECONDS", 0.5)
         made = format_followed(pattern=r"(a+)+")
         await values(made, make_group("a"))  # a worker is up
         scores = await score_groups(
             made, [make_group("a" * 60 + "b", "aaa")], timeout=20.0, max_concurrency=2, retries=0
         )
-        assert [s.outcome for s in scores] == [Outcome.DROPPED, Outcome.SCORED]
-        assert "within 0.5 s and was killed" in (scores[0].error or "")
+        assert [(s.outcome, s.reward) for s in scores] == [(Outcome.SCORED, 0.0), (Outcome.SCORED, 1.0)]
 
     def test_a_pattern_that_is_none(self):
         with pytest.raises(ConfigError, match="is not a regular expression"):
