@@ -7,6 +7,7 @@ import os
 from fractions import Fraction
 from pathlib import Path
 from time import process_time
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -167,6 +168,12 @@ def test_any_text_can_be_read(text, other):
 )
 def test_symbolic(given, reference, equal):
     assert symbolic_equal(given, reference) is equal
+
+
+@pytest.mark.parametrize("error", [MemoryError, RecursionError, TypeError])
+def test_what_an_answer_provokes_is_its_own_fault(monkeypatch, error):
+    monkeypatch.setattr("math_verify.verify", Mock(side_effect=error))
+    assert symbolic_equal("x+1", "1+x") is False
 
 
 @pytest.mark.parametrize("text", ["\\boxed{" * 20_000, "\\boxed{" * 20_000 + "}" * 20_000, "\\boxed " * 20_000 + "{"])
