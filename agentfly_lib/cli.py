@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentfly_lib.completion import complete_keys, complete_recipes, complete_runs
-from agentfly_lib.environment import prepare_environment
+from agentfly_lib.environment import make_home, prepare_environment
 from agentfly_lib.errors import AgentFlyError, UserError
 from agentfly_lib.loopback import VIEWER_PORT
 
@@ -67,6 +65,8 @@ def main() -> None:
     except AgentFlyError as error:
         _fail(error, error)
     except BaseException as error:
+        import asyncio
+
         # SIGTERM, which ends a flow in order: as a cancelled task, or as what Prefect's handler raises.
         if not isinstance(error, asyncio.CancelledError) and getattr(error, "signal", None) != signal.SIGTERM:
             raise
@@ -112,18 +112,11 @@ def train(  # noqa: PLR0917 - options of a command line have names
     ] = False,
 ) -> None:
     """Train an agent with a recipe. Run the same command again to resume a run that was stopped or killed."""
-    from agentfly_lib.preflight import check_same_config
-    from agentfly_lib.store.layout import RunDirectory
-    from agentfly_lib.store.lock import RunLock
-
     config = _load(recipe, overrides)
     if deploy or deployment or wait:
         _deploy(config, recipe, overrides or [], name=deployment, wait=wait)
         return
-    _prepare(config)
-    check_same_config(config)
-    with RunLock(RunDirectory(config.run.directory)):
-        pass  # refused here in a second, and held by the flow as long as it runs
+    _prepare_to_begin(config)
     typer.echo(_run_flow("train", config.run.name, quiet, config).text)
 
 
@@ -231,16 +224,10 @@ def replay(
 def finetune(recipe: Recipe, overrides: Overrides = None, quiet: Quiet = False) -> None:
     """Fine-tune on trajectories of earlier runs (data.type = "shards"). Run the same command again to resume."""
     from agentfly_lib.data.imitation import imitated
-    from agentfly_lib.preflight import check_same_config
-    from agentfly_lib.store.layout import RunDirectory
-    from agentfly_lib.store.lock import RunLock
 
     config = _load(recipe, overrides)
     imitated(config)
-    _prepare(config)
-    check_same_config(config)
-    with RunLock(RunDirectory(config.run.directory)):
-        pass  # refused here in a second, and held by the flow as long as it runs
+    _prepare_to_begin(config)
     typer.echo(_run_flow("finetune", config.run.name, quiet, config).text)
 
 
@@ -317,7 +304,8 @@ def doctor(
 
     prepare_environment(config.run.root, offline=not names_hub(config), quiet=True)
     _add_working_folder()
-    from agentfly_lib.doctor import examine, rehearse, render_checks
+    from agentfly_lib.doctor import examine, rehearse
+    from agentfly_lib.viewer.doctor_report import render_checks
 
     checks = list(examine(config))
     if rehearsal and not any(check.level == "fail" for check in checks):
@@ -387,7 +375,7 @@ def compare(
     run: Annotated[list[Path], typer.Argument(help="Run directories; the others are compared with the first.")],
     target: Annotated[
         float | None,
-        typer.Option(help="Compare tokens and time to this reward; the highest that all have reached if not given."),
+        typer.Option(help="Compare tokens and time to this reward; the lowest of the runs' last rewards if not given."),
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also write the tables to this file, as Markdown.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Write the curves to this file, as PNG.")] = None,
@@ -436,7 +424,7 @@ def view(  # noqa: PLR0917 - options of a command line have names
     group: Annotated[str | None, typer.Option(help="Export only this group, e.g. 000002-00000.")] = None,
     step: Annotated[int | None, typer.Option(min=0, help="Export only this step.")] = None,
     count: Annotated[
-        int, typer.Option(min=1, max=200, help="Number of trajectories in the sample of an .html file.")
+        int, typer.Option(min=1, max=100, help="Number of trajectories in the sample of an .html file.")
     ] = 24,
 ) -> None:
     """View trajectories in the browser: filter, sort, compare chains and runs, colour tokens, export.
@@ -503,10 +491,12 @@ def serve(  # noqa: PLR0917 - options of a command line have names
 
 @config_app.command("check")
 def config_check(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Check a recipe and print the resolved config."""
+    """Print the resolved config of a recipe, and check it as a run does: tools, rewards, files, and all other names."""
     from agentfly_lib.configs import config_toml
 
-    typer.echo(config_toml(_load(recipe, overrides)), nl=False)
+    config = _load(recipe, overrides)
+    typer.echo(config_toml(config), nl=False)
+    _check(config)
 
 
 @model_app.command("tiny")
@@ -584,6 +574,8 @@ def resources_reap(
 
 def _deploy(config: RunConfig, recipe: Path, overrides: list[str], *, name: str | None, wait: bool) -> None:
     """Has a worker train; the config was checked here, and is made again there."""
+    import asyncio
+
     from agentfly_lib.configs.load import assign_key, parse_overrides
     from agentfly_lib.preflight import data_files
     from agentfly_lib.serve.command import served_api
@@ -593,6 +585,7 @@ def _deploy(config: RunConfig, recipe: Path, overrides: list[str], *, name: str 
         assign_key(changes, key, value)
     served = served_api(config.run.root)
     prepare_environment(config.run.root, quiet=True)
+    make_home()
     trigger = _entry("agentfly.operations", "trigger")
     options = {"files": data_files(config), "name": name, "served": served, "wait": wait, "say": typer.echo}
     try:
@@ -612,19 +605,36 @@ def _load(recipe: Path, overrides: list[str] | None) -> RunConfig:
 
 def _prepare(config: RunConfig) -> None:
     """Sets the process's environment, before prefect, mlflow, ray or vllm are imported, and looks for what is wrong."""
-    from agentfly_lib.configs.hub import names_hub
-
     try:
         config.run.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"run.root = {config.run.root}: this folder cannot be made ({error.strerror}); name another"
         ) from error
+    _check(config)
+
+
+def _check(config: RunConfig) -> None:
+    """Sets the process's environment, and looks for what is wrong. Writes nothing."""
+    from agentfly_lib.configs.hub import names_hub
+
     prepare_environment(config.run.root, offline=not names_hub(config), quiet=True)
     _add_working_folder()
     from agentfly_lib.preflight import check_run
 
     check_run(config)
+
+
+def _prepare_to_begin(config: RunConfig) -> None:
+    """Also refuses, in a second, a run that has another config or is in use; the flow holds the lock while it runs."""
+    from agentfly_lib.preflight import check_same_config
+    from agentfly_lib.store.layout import RunDirectory
+    from agentfly_lib.store.lock import RunLock
+
+    _prepare(config)
+    check_same_config(config)
+    with RunLock(RunDirectory(config.run.directory)):
+        pass
 
 
 def _add_working_folder() -> None:
@@ -639,6 +649,8 @@ def _flow(name: str) -> Callable[..., Any]:
 
 def _entry(group: str, name: str) -> Callable[..., Any]:
     """A flow or an operation by its entry point: the library does not import what stands above it."""
+    from importlib.metadata import entry_points
+
     for entry in entry_points(group=group, name=name):
         return entry.load()
     raise UserError(
@@ -647,9 +659,13 @@ def _entry(group: str, name: str) -> Callable[..., Any]:
 
 
 def _run_flow(name: str, title: str, quiet: bool, *arguments: Any) -> Any:
+    import asyncio
+    from importlib.metadata import entry_points
+
     from agentfly_lib.leash import leash
     from agentfly_lib.viewer.live import LiveDisplay
 
+    make_home()
     flow = _flow(name)
     with ExitStack() as around:
         around.enter_context(leash())

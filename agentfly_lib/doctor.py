@@ -1,9 +1,10 @@
 """`agentfly doctor RECIPE`: what is wrong with this machine, these servers, this model and this recipe, before GPU time
 is spent.
 
-Quick checks come first and start nothing. Then a rehearsal trains two steps of the recipe, small, through the very flow
-that would train it, and reads from its metrics what only engines and a learner can tell: whether they agree on the
-log-probs of every token, whether new weights arrive, what a step costs.
+Quick checks come first. They start one sandbox, and the recipe's MCP servers, which are asked for their tools. Then a
+rehearsal trains two steps of the recipe, small, through the very flow that would train it, and reads from its metrics
+what only engines and a learner can tell: whether they agree on the log-probs of every token, whether new weights
+arrive, what a step costs.
 """
 
 from __future__ import annotations
@@ -22,12 +23,10 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from agentfly_lib.agents.agent import Agent
 from agentfly_lib.agents.build import build_agent
+from agentfly_lib.chat.check import Level, check_template
 from agentfly_lib.chat.image_reader import ImageReader, reads
 from agentfly_lib.chat.images import load_picture
 from agentfly_lib.chat.vision import expand
@@ -35,6 +34,7 @@ from agentfly_lib.configs import PretrainedModelConfig, RunConfig
 from agentfly_lib.configs.agent import HFAgentConfig
 from agentfly_lib.data.prepare import load_problems, prepare_dataset
 from agentfly_lib.errors import AgentFlyError
+from agentfly_lib.inference.placement import serves_adapters
 from agentfly_lib.models.resolve import resolve_model
 from agentfly_lib.planning import Machine, Plan, plan_run
 from agentfly_lib.preflight import check_context, check_run
@@ -42,15 +42,12 @@ from agentfly_lib.refs import DatasetRef, ModelRef
 from agentfly_lib.resources import ProcessSpec, control_group, open_process
 from agentfly_lib.rollout.prompts import FirstPrompts
 from agentfly_lib.store.layout import RunDirectory
-from agentfly_lib.viewer.template_check import Level, check_template
-from agentfly_lib.visible import visible
 
-__all__ = ["Check", "examine", "rehearse", "render_checks"]
+__all__ = ["Check", "examine", "rehearse"]
 
 _SERVER_SECONDS = 5.0
 _SANDBOX_SECONDS = 30.0
 _SMALLEST_DISK = 2 << 30
-_STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 _AGREEMENT = 1e-2
 """Largest difference of a token's log-prob, engine against learner, in float32; bfloat16 rounds ten times as much."""
 
@@ -65,7 +62,7 @@ class Check:
 
 
 def examine(config: RunConfig) -> Iterator[Check]:
-    """The quick checks, as they are done. Nothing is started but one sandbox."""
+    """The quick checks, as they are done. They start one sandbox, and the recipe's MCP servers to ask for tools."""
     yield _packages()
     yield from _servers(config)
     yield _disk(config)
@@ -78,7 +75,7 @@ def examine(config: RunConfig) -> Iterator[Check]:
     if not model:
         return
     yield _tried("context", lambda: check_context(config, model[0].path), "the model was made for such lengths")
-    yield from _shared_memory(plan)
+    yield from _shared_memory(config, plan)
     agents: list[Agent] = []
     yield _tried("agent", lambda: agents.append(build_agent(config.agent, model[0].path)), "can be built")
     if not agents:
@@ -105,18 +102,6 @@ def rehearse(config: RunConfig, train: Callable[[RunConfig], object]) -> Iterato
     finally:
         shutil.rmtree(directory.path, ignore_errors=True)
     yield from _judge(config, small, metrics)
-
-
-def render_checks(checks: list[Check], *, console: Console | None = None) -> bool:
-    """Prints a table; says whether nothing failed."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for check in checks:
-        table.add_row(Text(check.level, _STYLES[check.level]), Text(check.what, "bold"), Text(visible(check.text)))
-    failed = sum(check.level == "fail" for check in checks)
-    warned = sum(check.level == "warn" for check in checks)
-    (console or Console()).print(table)
-    (console or Console()).print(f"{len(checks)} checks, {warned} warnings, {failed} failed", highlight=False)
-    return not failed
 
 
 def _tried(what: str, attempt: Callable[[], object], well: str) -> Check:
@@ -183,11 +168,13 @@ def _disk(config: RunConfig) -> Check:
     return Check(level="pass", what="disk", text=text)
 
 
-def _shared_memory(plan: Plan) -> Iterator[Check]:
+def _shared_memory(config: RunConfig, plan: Plan) -> Iterator[Check]:
+    """Room for the file of weights that engines read, if they are sent whole and in a file."""
     memory = Path("/dev/shm")  # noqa: S108 - only its size is asked for
-    if plan.shape is None or not memory.is_dir():
+    if plan.shape is None or plan.placement.transfer != "file" or serves_adapters(config) or not memory.is_dir():
         return
-    free, needed = shutil.disk_usage(memory).free, 4 * plan.shape.parameters
+    size = 2 if config.learner.dtype == "bfloat16" else 4
+    free, needed = shutil.disk_usage(memory).free, size * plan.shape.parameters
     text = f"{free / 2**20:.0f} MiB free in /dev/shm, weights take {needed / 2**20:.0f} MiB there"
     level = "pass" if free > needed else "fail"
     yield Check(level=level, what="shared memory", text=text if level == "pass" else f"{text}; enlarge it (--shm-size)")

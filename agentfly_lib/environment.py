@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["prepare_environment", "stay_offline"]
+__all__ = ["make_home", "prepare_environment", "stay_offline"]
 
 _TELEMETRY_OFF = {
     "DO_NOT_TRACK": "1",
@@ -37,7 +37,8 @@ def prepare_environment(root: Path, *, offline: bool = True, quiet: bool = False
     """Sets what is not set yet.
 
     Args:
-        root: Folder of all runs; Prefect's embedded database lies in `<root>/prefect` unless a server is named.
+        root: Folder of all runs; Prefect's embedded database lies in `<root>/prefect` unless a server is named. Nothing
+            is written there: what only reads a run works where it cannot write.
         offline: Keep Hugging Face libraries from reaching a hub.
         quiet: Only warnings of Prefect go to the terminal (its own log keeps everything).
     """
@@ -50,7 +51,6 @@ def prepare_environment(root: Path, *, offline: bool = True, quiet: bool = False
             "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
             "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
         }
-        home.mkdir(parents=True, exist_ok=True)
     if offline:
         stay_offline()
     if quiet:
@@ -61,6 +61,11 @@ def prepare_environment(root: Path, *, offline: bool = True, quiet: bool = False
         }
     for name, value in values.items():
         os.environ.setdefault(name, value)
+
+
+def make_home() -> None:
+    """Makes the folder that `prepare_environment` has named, before Prefect starts, which would not make `<root>`."""
+    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
 
 
 def stay_offline() -> None:

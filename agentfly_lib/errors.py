@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from agentfly_lib.types import FailureKind
+from agentfly_lib.endings import FailureKind
 
 __all__ = [
     "AgentFlyError",
@@ -80,7 +80,7 @@ class LedgerError(AgentFlyError):
 
 
 class LearnerError(AgentFlyError):
-    """The update cannot go on: non-finite loss, ranks that disagree, a replay that differs."""
+    """The update cannot go on: non-finite loss, ranks that disagree, ranks that died or hang."""
 
 
 class EngineError(AgentFlyError):

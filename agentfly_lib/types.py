@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from agentfly_lib.endings import FailureKind, FinishReason, Outcome, StopReason
 
 __all__ = [
     "RESERVED_COLUMNS",
@@ -68,54 +69,6 @@ FloatArray = npt.NDArray[np.float32]
 _OF_TURNS: IntArray = np.empty(0, np.int32)
 """Stands for versions that nobody gave."""
 _HEXADECIMAL = frozenset("0123456789abcdef")
-
-
-class StopReason(StrEnum):
-    """Why a trajectory ended."""
-
-    FINISHED = "finished"
-    """The agent gave its final answer (or called a tool that finishes)."""
-    MAX_TURNS = "max_turns"
-    """The turn limit was reached while the agent still wanted to act."""
-    MAX_TOKENS = "max_tokens"
-    """A turn or the trajectory ran out of tokens it may sample."""
-    CONTEXT_FULL = "context_full"
-    """The next prompt would not leave room to generate in the model's context."""
-    NO_TOOL_CALL = "no_tool_call"
-    """The agent had to act through a tool and did not."""
-    FAILED = "failed"
-    """Something other than the policy broke; see `Trajectory.failure`."""
-
-    @property
-    def truncated(self) -> bool:
-        """Cut by a limit rather than ended by the agent."""
-        return self in (StopReason.MAX_TURNS, StopReason.MAX_TOKENS, StopReason.CONTEXT_FULL)
-
-
-class FinishReason(StrEnum):
-    """Why the engine stopped generating one turn."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-
-
-class FailureKind(StrEnum):
-    """Who is to blame for a failed trajectory; decides about retries and what enters the loss."""
-
-    POLICY = "policy"
-    TOOL = "tool"
-    ENVIRONMENT = "environment"
-    INFRASTRUCTURE = "infrastructure"
-
-
-class Outcome(StrEnum):
-    """How one requested trajectory ended in the ledger: exactly one of these."""
-
-    SCORED = "scored"
-    TRUNCATED = "truncated"
-    FAILED = "failed"
-    DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

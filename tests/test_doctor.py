@@ -11,8 +11,10 @@ import pytest
 from rich.console import Console
 
 from agentfly_lib.configs import load_config
-from agentfly_lib.doctor import Check, _judge, _small, examine, rehearse, render_checks
+from agentfly_lib.doctor import Check, _judge, _shared_memory, _small, examine, rehearse
 from agentfly_lib.errors import EngineError
+from agentfly_lib.planning import Machine, plan_run
+from agentfly_lib.viewer.doctor_report import render_checks
 
 pytestmark = pytest.mark.stack
 
@@ -83,6 +85,26 @@ def test_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1 << 20, "total": 1 << 30})())
     (disk,) = found(examine(config(tmp_path, "agent.tools=['calculater']")), "disk")
     assert (disk.level, "make room" in disk.text) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "bytes_of_each"),
+    [
+        ([], 4),
+        (["learner.dtype=bfloat16"], 2),
+        (["learner.lora.rank=4"], 4),
+        (["learner.lora.rank=4", "inference.lora_sync=adapter"], None),
+        (["inference.placement=split", "inference.weight_transfer=nccl"], None),
+    ],
+)
+def test_shared_memory_needs_room_for_the_weights_that_go_through_it(tmp_path, changes, bytes_of_each):
+    recipe = config(tmp_path, *changes)
+    plan = plan_run(recipe, Machine(cpus=8, memory_bytes=2**34, gpus=8 if "nccl" in str(changes) else 0))
+    assert plan.shape is not None
+    checks = list(_shared_memory(recipe, plan))
+    assert len(checks) == (bytes_of_each is not None)
+    for check in checks:
+        assert f"weights take {bytes_of_each * plan.shape.parameters / 2**20:.0f} MiB there" in check.text
 
 
 @pytest.mark.parametrize(

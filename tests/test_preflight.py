@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from typer.testing import CliRunner
 
 from agentfly_lib.configs import RunConfig, config_toml, load_config
 from agentfly_lib.errors import ConfigError
@@ -53,6 +57,29 @@ def test_adapters_without_their_package_are_refused_before_anything_starts(
     monkeypatch.setattr("agentfly_lib.preflight.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs the package peft"):
         check_run(recipe(tmp_path, "learner.lora.rank=4"))
+
+
+def test_config_check_finds_what_a_run_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in modules of the working folder, and without a trace."""
+    from agentfly_lib.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "mine_checked.py").write_text(
+        "from agentfly_lib.tools import tool\n\n@tool\ndef convert(x: str) -> str:\n    'Converts.'\n    return x\n"
+    )
+    before = {*tmp_path.iterdir(), tmp_path / "__pycache__"}
+    with patch.dict(os.environ):
+        os.environ.pop("PREFECT_HOME", None)
+        good, bad = (
+            CliRunner().invoke(app, ["config", "check", str(RECIPE), "--set", f"agent.tools=['mine_checked:{name}']"])
+            for name in ("convert", "convrt")
+        )
+    assert good.exit_code == 0, good.output
+    assert isinstance(bad.exception, ConfigError)
+    assert "did you mean convert" in str(bad.exception)
+    assert 'name = "ci"' in good.output
+    assert {*tmp_path.iterdir()} <= before
 
 
 def test_a_replay_is_refused_where_another_reward_has_scored_since(root: Path) -> None:

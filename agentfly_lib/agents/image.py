@@ -12,7 +12,7 @@ __all__ = ["ImageAgent"]
 class ImageAgent(HFAgent):
     """Sees the pictures of a problem (columns `image` and `images`) before its text, and those that tools return.
 
-    `tools.image_edit` has tools that crop, zoom, turn and draw on them.
+    The tools `crop_image`, `zoom_image`, `rotate_image` and `draw_on_image` change them.
     """
 
     sees = True

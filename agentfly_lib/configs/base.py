@@ -65,6 +65,7 @@ class Config(BaseModel):
         protected_namespaces=(),
         validate_default=True,
         allow_inf_nan=False,
+        defer_build=True,
     )
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from agentfly_lib.viewer.template_check import Level, TemplateReport
+from agentfly_lib.chat.check import Level, TemplateReport
 from agentfly_lib.visible import visible
 
 __all__ = ["render_report", "show_template"]
@@ -29,7 +29,7 @@ def show_template(
     Raises `ModelError` if there is no tokenizer or no template, `ConfigError` for an unknown parser.
     """
     from agentfly_lib.chat import ChatFormat
-    from agentfly_lib.viewer.template_check import check_template
+    from agentfly_lib.chat.check import check_template
 
     chat = ChatFormat.from_pretrained(model, template=template, thinking=thinking)
     report = check_template(chat, parser)

@@ -14,7 +14,7 @@ import pytest
 
 from agentfly_lib.configs import RunConfig, load_config
 from agentfly_lib.configs.hub import names_hub
-from agentfly_lib.environment import prepare_environment, stay_offline
+from agentfly_lib.environment import make_home, prepare_environment, stay_offline
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HUB_MODEL = ("model.type=pretrained", "model.name_or_path=some/model")
@@ -52,6 +52,18 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     stay_offline()
     assert [os.environ[name] for name in VARIABLES] == ["0", "1"]
+
+
+def test_nothing_is_written_before_prefect_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads a run may do so where nothing can be written."""
+    monkeypatch.setenv("PREFECT_HOME", "")  # so that it is taken back
+    monkeypatch.delenv("PREFECT_HOME")
+    root = tmp_path / "runs"
+    prepare_environment(root)
+    assert os.environ["PREFECT_HOME"] == str(root / "prefect")
+    assert not root.exists()
+    make_home()
+    assert (root / "prefect").is_dir()
 
 
 def test_a_server_leaves_it_to_the_flow_runs(tmp_path: Path) -> None:

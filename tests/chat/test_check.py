@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from agentfly_lib.chat import ChatFormat
+from agentfly_lib.chat.check import Level, TemplateReport, check_template
 from agentfly_lib.chat.literal import Escaped
 from agentfly_lib.chat.templates import shipped_template
 from agentfly_lib.cli import app
 from agentfly_lib.errors import ConfigError
-from agentfly_lib.viewer.template_check import Level, TemplateReport, check_template
 from agentfly_lib.viewer.template_report import render_report
 
 CONTROL = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
