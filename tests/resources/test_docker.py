@@ -325,7 +325,7 @@ class TestLeftovers:
 
     async def test_what_is_in_use_is_left_alone(self, container: Container):
         assert container.id
-        await asyncio.to_thread(lambda: reap(find()))
+        await asyncio.to_thread(lambda: reap(find(), run=this_owner().run))
         assert inspect(container)["State"]["Running"]
 
 
