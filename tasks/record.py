@@ -6,6 +6,7 @@ from prefect import task
 
 from agentfly_lib.pipeline import record
 from agentfly_lib.refs import ScoresRef, ShardsRef, StepReport
+from tasks.links import forget_old_links
 from tasks.options import RETRIED
 from tasks.session import current_page, current_session
 
@@ -17,6 +18,7 @@ async def record_step(shards: ShardsRef, scores: ScoresRef, update: StepReport) 
     """Sends a step's metrics, and some of its trajectories. Waits for nothing slow."""
     session, page = current_session(), current_page()
     await record.record_step(session, shards, scores, update)
+    forget_old_links()
     session.background.start(page.steps_done(100 * (update.step + 1) / session.config.run.steps))
 
 
@@ -25,6 +27,7 @@ async def record_update(update: StepReport) -> None:
     """Sends the metrics of an update that nothing was collected for."""
     session, page = current_session(), current_page()
     await record.record_update(session, update, update.metrics)
+    forget_old_links()
     session.background.start(page.steps_done(100 * (update.step + 1) / session.config.run.steps))
 
 
