@@ -2,9 +2,10 @@
 
 10,000 trajectories of about 1,000 tokens with log-probs, masks and messages. The peer is what most rollout stores do:
 one JSON object for each trajectory and line, by `orjson`, the fastest library for that. It writes Python lists, as most
-do, and is held against the bars; what `orjson` makes of numpy arrays as they are stands beside it. Both sides build
-finished trajectories when they read. Arrow parts are written and read as in a run: 64 groups each, flushed to the disk
-and renamed, so that no killed process can lose one, and checked against their SHA-256. Processor time decides.
+do, which are made before the clock starts, and is held against the bars; what `orjson` makes of numpy arrays as they
+are stands beside it. Both sides build finished trajectories when they read. Arrow parts are written and read as in a
+run: 64 groups each, flushed to the disk and renamed, so that no killed process can lose one, and checked against their
+SHA-256. Processor time decides.
 
 `zstd alone` compresses the same bytes of tokens, log-probs, versions and messages, and does nothing else: no part can
 be written in less.
@@ -17,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,11 +45,13 @@ def main() -> bool:
         for folder in (arrow, lists, arrays):
             folder.mkdir()
         parts = _write_parts(arrow, groups)
+        plain = [[_plain(group, each) for group in part for each in group.trajectories] for part in _parts(groups)]
+        listed = [[_listed(row) for row in part] for part in plain]
         writing = interleaved(
             {
                 "arrow": lambda: _write_parts(arrow, groups),
-                "lists": lambda: _write_lines(lists, groups, _listed),
-                "arrays": lambda: _write_lines(arrays, groups, _plain),
+                "lists": lambda: _write_lines(lists, listed),
+                "arrays": lambda: _write_lines(arrays, plain),
             }
         )
         reading = interleaved(
@@ -138,23 +141,16 @@ def _read_parts(folder: Path, parts: Sequence[PartInfo]) -> list[TrajectoryGroup
     return [group for part in parts for group in read_part(folder / part.name, part)]
 
 
-def _write_lines(
-    folder: Path,
-    groups: Sequence[TrajectoryGroup],
-    row_of: Callable[[TrajectoryGroup, Trajectory], dict[str, object]],
-) -> None:
-    for number, part in enumerate(_parts(groups)):
+def _write_lines(folder: Path, parts: Sequence[Sequence[dict[str, object]]]) -> None:
+    for number, rows in enumerate(parts):
         with (folder / f"part-{number:05d}.jsonl").open("wb") as file:
-            for group in part:
-                for trajectory in group.trajectories:
-                    row = row_of(group, trajectory)
-                    file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+            for row in rows:
+                file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
 
-def _listed(group: TrajectoryGroup, trajectory: Trajectory) -> dict[str, object]:
-    row = _plain(group, trajectory)
+def _listed(row: dict[str, object]) -> dict[str, object]:
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
 
 
