@@ -18,11 +18,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from agentfly_lib.data.sources import Row
 from agentfly_lib.data.validate import RowFormat, SourcedProblem, build_problems
 from agentfly_lib.envs.session import FIRST_OBSERVATION
 from agentfly_lib.envs.spec import EnvironmentSpec
 from agentfly_lib.errors import ConfigError, DataError, RolloutError
+from agentfly_lib.rows.sources import Row
 from agentfly_lib.together import together
 
 __all__ = ["Progress", "check_count", "environment_contents", "environment_problems"]

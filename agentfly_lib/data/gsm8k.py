@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from agentfly_lib.data.sources import Row, RowFault, read_rows
+from agentfly_lib.rows.sources import Row, RowFault, read_rows
 
 __all__ = ["read_gsm8k"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentfly_lib.configs.data import HubDataConfig
 from agentfly_lib.data.fingerprint import content_sha256
-from agentfly_lib.data.sources import Row, RowFault, plain_row
 from agentfly_lib.errors import DataError
+from agentfly_lib.rows.sources import Row, RowFault, plain_row
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -16,9 +16,9 @@ from typing import Any
 from agentfly_lib.chat.images import ImageAccess, data_url, load_picture
 from agentfly_lib.chat.pictures import MAX_FRAMES
 from agentfly_lib.configs.data import ImageSourcesConfig
-from agentfly_lib.data.picture_text import IMAGE_COLUMNS
-from agentfly_lib.data.sources import Row, read_rows
 from agentfly_lib.errors import ImageError
+from agentfly_lib.rows.picture_text import IMAGE_COLUMNS
+from agentfly_lib.rows.sources import Row, read_rows
 from agentfly_lib.tools.fetch_image import image_fetcher
 
 __all__ = ["held_images", "held_parts", "image_access", "image_files_sha256"]

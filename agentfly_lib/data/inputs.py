@@ -27,11 +27,11 @@ from agentfly_lib.data.gsm8k import read_gsm8k
 from agentfly_lib.data.hub import load_split
 from agentfly_lib.data.images import image_access, image_files_sha256
 from agentfly_lib.data.problems import content_id
-from agentfly_lib.data.sources import read_rows
 from agentfly_lib.data.split import hold_out
 from agentfly_lib.data.validate import RowFormat, SourcedProblem, build_problems
 from agentfly_lib.envs.spec import configured_environment
 from agentfly_lib.errors import DataError
+from agentfly_lib.rows.sources import read_rows
 from agentfly_lib.tools.images import data_url
 from agentfly_lib.types import Message, Problem
 

@@ -16,8 +16,8 @@ from typing import Any
 from agentfly_lib.chat.images import NO_ACCESS, ImageAccess
 from agentfly_lib.data.images import held_images, held_parts
 from agentfly_lib.data.problems import content_id
-from agentfly_lib.data.sources import Row, RowFault
 from agentfly_lib.errors import DataError, ImageError
+from agentfly_lib.rows.sources import Row, RowFault
 from agentfly_lib.types import RESERVED_COLUMNS, Message, Problem
 
 __all__ = ["RESERVED_COLUMNS", "RowFormat", "SourcedProblem", "build_problems"]

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from agentfly_lib.data.sources import Row
 from agentfly_lib.data.validate import RowFormat, build_problems
 from agentfly_lib.errors import DataError
+from agentfly_lib.rows.sources import Row
 from agentfly_lib.types import RESERVED_COLUMNS
 from tests.chat.vision_models import png
 

@@ -16,8 +16,10 @@ from typing import Any
 from unittest.mock import Mock
 from unittest.mock import patch as patched
 
+import pyarrow as pa
 import pytest
 from _pytest.config.findpaths import CONFIG_LOADERS_BY_NAME
+from pyarrow import parquet
 
 from agentfly_lib.envs.environment import Environment
 from agentfly_lib.envs.swe import KIND, Swe, SweSettings
@@ -441,6 +443,8 @@ def test_outcomes_are_read_from_logs() -> None:
         ({"image": "example/clamp:1"}, "comes from one of"),
         ({"problem_statement": " "}, "problem_statement"),
         ({"test_runner": "nose"}, "test_runner"),
+        ({"FAIL_TO_PASS": None, "expected_output_json": "[1"}, "expected_output_json is not a JSON object"),
+        ({"FAIL_TO_PASS": "[" * 100_000}, "fail_to_pass"),
     ],
 )
 def test_rows_that_are_no_problem_are_named(
@@ -452,6 +456,28 @@ def test_rows_that_are_no_problem_are_named(
     rows = [swe_bench_row(repository="repository"), swe_bench_row(repository="repository") | change]
     table.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(DataError, match=f"problems.jsonl line 2.*{message}"):
+        list(problems(SweSettings(eval=table), "eval"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [(b"[1]", "expected a JSON object"), (b"[" * 100_000, "nested too deeply"), (b'{"a": "\xff"}', "not UTF-8")],
+)
+def test_lines_that_are_no_row_are_named(tmp_path: Path, line: bytes, message: str) -> None:
+    table = tmp_path / "problems.jsonl"
+    table.write_bytes(b"\n" + line)
+    with pytest.raises(DataError, match=f"problems.jsonl line 2: {message}"):
+        list(problems(SweSettings(eval=table), "eval"))
+
+
+def test_tables_are_read_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "problems.parquet"
+    parquet.write_table(pa.table({"problem_statement": ["x" * 5000]}), table)
+    monkeypatch.setattr("agentfly_lib.rows.unpacked.MAX_PIECE_BYTES", 1000)
+    with pytest.raises(DataError, match=r"problems.parquet row 1 unpacks to \d+ bytes; the limit is 1000"):
+        list(problems(SweSettings(eval=table), "eval"))
+    table.write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match="not a readable Parquet file"):
         list(problems(SweSettings(eval=table), "eval"))
 
 

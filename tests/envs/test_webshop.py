@@ -5,6 +5,7 @@ Values of the published catalogue are facts about the original engine; they need
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -63,7 +64,7 @@ def goal(wanted: Product, **changes) -> Goal:
     return Goal(product=wanted, **values | changes)
 
 
-def write(folder: Path, *, rows=None, attributes=None, human=None) -> dict:
+def write(folder: Path, *, rows=None, attributes=None, human=None, reviews=None) -> dict:
     row = {
         "asin": "B000000001",
         "name": "Acme Hat",
@@ -80,7 +81,9 @@ def write(folder: Path, *, rows=None, attributes=None, human=None) -> dict:
     (folder / "p.json").write_text(json.dumps(made))
     (folder / "a.json").write_text(json.dumps(attributes or {}))
     (folder / "h.json").write_text(json.dumps(human or {}))
-    return {"products": folder / "p.json", "attributes": folder / "a.json", "human_goals": folder / "h.json"}
+    (folder / "r.json").write_text(json.dumps(reviews or []))
+    names = {"products": "p", "attributes": "a", "human_goals": "h", "reviews": "r"}
+    return {name: folder / f"{file}.json" for name, file in names.items()}
 
 
 def read(folder: Path, **contents) -> list[Product]:
@@ -154,6 +157,8 @@ class TestCatalogue:
                 r"p\.json: product 1 is not in WebShop's format",
             ),
             ({"attributes": [1]}, r"a\.json holds a list; WebShop's file is a dict"),
+            ({"reviews": [{"asin": "B1"}, {"score": 1}]}, r"r\.json: review 1 is not in WebShop's format"),
+            ({"reviews": [7]}, r"r\.json: review 0 is not in WebShop's format"),
         ],
     )
     def test_files_that_cannot_be_used(self, tmp_path, contents, message):
@@ -164,6 +169,23 @@ class TestCatalogue:
         paths = write(tmp_path)
         paths["products"].write_text("[")
         with pytest.raises(DataError, match=r"p\.json is not JSON"):
+            read_catalogue(CatalogueFiles(**paths), 0)
+
+    @pytest.mark.parametrize(
+        ("written", "message"),
+        [
+            (gzip.compress(b"[" + b" " * (20 << 20) + b"]"), "unpacks to more than 100 times its size"),
+            (gzip.compress(b"[]")[:-12], r"is not JSON under gzip"),
+            (gzip.compress(b"[]")[:10] + b"\xff" * 20, r"is not JSON under gzip"),
+            (b"[]", "cannot read .*p.json.gz: Not a gzipped file"),
+            (gzip.compress(b"[" * 100_000), "is not JSON under gzip: maximum recursion"),
+        ],
+    )
+    def test_no_gzip_of_it(self, tmp_path, written, message):
+        paths = write(tmp_path)
+        paths["products"] = tmp_path / "p.json.gz"
+        paths["products"].write_bytes(written)
+        with pytest.raises(DataError, match=message):
             read_catalogue(CatalogueFiles(**paths), 0)
 
     def test_files_that_are_not_there_are_named_before_anything_starts(self, tmp_path):

@@ -9,7 +9,6 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -144,12 +143,6 @@ class SweProblem(Config):
         return tuple(dict.fromkeys((*PROTECTED, *_PATCHED.findall(self.test_patch), *named, *run)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    where: str
-    values: dict[str, Any]
-
-
 def actions(settings: SweSettings) -> list[Callable[..., str]]:
     """The agent's tools."""
     return [action for action in ACTIONS if action is submit or action.__name__ in settings.actions]
@@ -170,14 +163,18 @@ def problems(settings: SweSettings, split: Literal["train", "eval"]) -> Iterator
 
     Raises `DataError` naming the row that is no problem.
     """
+    from agentfly_lib.rows import RowFault, read_rows  # loads pyarrow, which no episode needs
+
     if settings.train is None and settings.eval is None:
         yield from sample_rows(split)
         return
     path = settings.train if split == "train" else settings.eval
     if path is None:
         return
-    for row in _rows(path):
-        values = _in_our_words(row.values)
+    for row in read_rows(path):
+        if isinstance(row, RowFault):
+            raise DataError(str(row))
+        values = _in_our_words(row.values, where=row.where)
         if isinstance(values.get("repository"), str):
             values["repository"] = str(path.parent.resolve() / values["repository"])
         statement = values.get("problem_statement") or values.get("question")
@@ -191,7 +188,7 @@ def problems(settings: SweSettings, split: Literal["train", "eval"]) -> Iterator
 
 def read_problem(columns: Mapping[str, Any], settings: SweSettings, *, where: str) -> SweProblem:
     """Checks the columns of a problem. Raises `DataError`."""
-    values = _in_our_words(columns)
+    values = _in_our_words(columns, where=where)
     try:
         problem = SweProblem.model_validate({name: values[name] for name in _COLUMNS if values.get(name) is not None})
     except ValidationError as error:
@@ -268,8 +265,8 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _in_our_words(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns as SWE-bench and R2E-Gym name them, as ours; lists that are written as JSON are read."""
+def _in_our_words(columns: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Columns as SWE-bench and R2E-Gym name them, as ours; what is written as JSON is read. Raises `DataError`."""
     values = dict(columns)
     for theirs, ours in (("FAIL_TO_PASS", "fail_to_pass"), ("PASS_TO_PASS", "pass_to_pass")):
         found = values.pop(theirs, None)
@@ -278,7 +275,9 @@ def _in_our_words(columns: Mapping[str, Any]) -> dict[str, Any]:
     if "image" not in values and values.get("docker_image"):
         values["image"] = values["docker_image"]
     if "fail_to_pass" not in values and values.get("expected_output_json"):
-        outcomes = json.loads(values["expected_output_json"])
+        outcomes = _listed(values["expected_output_json"])
+        if not isinstance(outcomes, dict):
+            raise DataError(f"{where}: expected_output_json is not a JSON object of tests and their outcomes")
         values["fail_to_pass"] = [name for name, outcome in outcomes.items() if outcome == "PASSED"]
     return values
 
@@ -286,31 +285,5 @@ def _in_our_words(columns: Mapping[str, Any]) -> dict[str, Any]:
 def _listed(value: Any) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
-
-
-def _rows(path: Path) -> Iterator[_Row]:
-    try:
-        if path.suffix == ".parquet":
-            from pyarrow import parquet
-
-            for number, values in enumerate(parquet.read_table(path).to_pylist(), start=1):
-                yield _Row(f"{path} row {number}", values)
-        else:
-            with path.open(encoding="utf-8") as file:
-                for number, line in enumerate(file, start=1):
-                    if line.strip():
-                        yield _json_row(f"{path} line {number}", line)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _json_row(where: str, line: str) -> _Row:
-    try:
-        values = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise DataError(f"{where} is not an object")
-    return _Row(where, values)

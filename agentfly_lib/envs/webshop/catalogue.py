@@ -10,6 +10,7 @@ import gzip
 import json
 import random
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ __all__ = ["Instruction", "Product", "Review", "read_catalogue"]
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _NO_PRICE = 100.0
 _MAX_ASIN = 10
+_MOST_UNPACKED = 100
+"""Times its size that a compressed file may have; text of this kind has ten."""
+_ALWAYS_UNPACKED = 16 << 20
+"""Bytes that one may have anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +93,7 @@ def read_catalogue(source: GeneratedCatalogue | CatalogueFiles, seed: int) -> li
     products = _read(source.products, list)
     attributes = _read(source.attributes, dict)
     human = _read(source.human_goals, dict) if source.human_goals else {}
-    reviews = {row["asin"]: row for row in _read(source.reviews, list)} if source.reviews else {}
+    reviews = _reviews(source.reviews) if source.reviews else {}
     rows = products[: source.first]
     found = list(
         _products(rows, attributes=attributes, human=human, reviews=reviews, seed=seed, source=str(source.products))
@@ -160,6 +165,15 @@ def _options(groups: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     }
 
 
+def _reviews(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for number, row in enumerate(_read(path, list)):
+        if not isinstance(row, dict) or not isinstance(row.get("asin"), str):
+            raise DataError(f"{path}: review {number} is not in WebShop's format: it names no asin")
+        found[row["asin"]] = row
+    return found
+
+
 def _review(row: Mapping[str, Any]) -> Review:
     return Review(
         title=str(row.get("title") or ""),
@@ -170,12 +184,23 @@ def _review(row: Mapping[str, Any]) -> Review:
 
 def _read(path: Path, kind: type) -> Any:
     try:
-        data = path.read_bytes()
-        value = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        value = json.loads(_unpacked(path) if path.suffix == ".gz" else path.read_bytes())
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, RecursionError) as error:
+    except (ValueError, EOFError, RecursionError, zlib.error) as error:
         raise DataError(f"{path} is not JSON{' under gzip' if path.suffix == '.gz' else ''}: {error}") from error
     if not isinstance(value, kind):
         raise DataError(f"{path} holds a {type(value).__name__}; WebShop's file is a {kind.__name__}")
     return value
+
+
+def _unpacked(path: Path) -> bytes:
+    """The content of a gzip file. Raises `DataError` for one of a few bytes that would fill the memory."""
+    most = max(_ALWAYS_UNPACKED, _MOST_UNPACKED * path.stat().st_size)
+    with gzip.open(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise DataError(
+            f"{path} unpacks to more than {_MOST_UNPACKED} times its size; unpack it yourself if it is right"
+        )
+    return data

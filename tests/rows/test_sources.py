@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
-from agentfly_lib.data.sources import Row, RowFault, read_rows
 from agentfly_lib.errors import DataError
+from agentfly_lib.rows.sources import Row, RowFault, read_rows
 
 ROWS = [
     {"question": "2 + 2?", "answer": "4", "tests": [{"in": 1}, {"out": "x"}]},

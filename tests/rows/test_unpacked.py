@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from agentfly_lib.data import unpacked
-from agentfly_lib.data.sources import Row, read_rows
 from agentfly_lib.errors import DataError
+from agentfly_lib.rows import unpacked
+from agentfly_lib.rows.sources import Row, read_rows
 
 MIB = 2**20
 
@@ -147,7 +147,7 @@ class TestArrow:
 
 
 def test_a_line_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentfly_lib.data.sources._MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("agentfly_lib.rows.sources._MAX_LINE_BYTES", 1000)
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "q"}\n' + '{"question": "' + "x" * 2000)
     with pytest.raises(DataError, match=r"rows\.jsonl line 2 is longer than 1000 bytes"):
@@ -157,7 +157,7 @@ def test_a_line_without_end(tmp_path, monkeypatch):
 
 
 def test_a_json_file_that_is_too_large(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentfly_lib.data.sources._MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("agentfly_lib.rows.sources._MAX_FILE_BYTES", 1000)
     (tmp_path / "rows.json").write_text('[{"question": "' + "x" * 2000 + '"}]')
     with pytest.raises(DataError, match=r"rows\.json has 2018 bytes; a JSON file of more than 1000 must be JSON Lines"):
         list(read_rows(tmp_path / "rows.json"))

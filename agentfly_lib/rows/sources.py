@@ -23,9 +23,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from agentfly_lib.data.picture_text import IMAGE_COLUMNS, pictures_as_text
-from agentfly_lib.data.unpacked import check_messages, check_row_groups, pieces, string_columns
 from agentfly_lib.errors import DataError
+from agentfly_lib.rows.picture_text import IMAGE_COLUMNS, pictures_as_text
+from agentfly_lib.rows.unpacked import check_messages, check_row_groups, pieces, string_columns
 
 __all__ = ["SUFFIXES", "Row", "RowFault", "plain_value", "read_jsonl", "read_rows"]
 

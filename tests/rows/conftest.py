@@ -1,0 +1,3 @@
+from tests.data.conftest import jsonl
+
+__all__ = ["jsonl"]
