@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from agentfly_lib.errors import ImageError
 from agentfly_lib.tools.call import ToolContext, ToolResult
-from agentfly_lib.tools.image_shelf import Number, edited, opened
+from agentfly_lib.tools.image_shelf import CALL_SECONDS, Number, edited
 from agentfly_lib.tools.tool import tool
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 __all__ = ["crop_image"]
 
 
-@tool(timeout=20.0)
-def crop_image(
+@tool(timeout=CALL_SECONDS)
+async def crop_image(
     left: int, top: int, right: int, bottom: int, *, context: ToolContext, picture: Number = 0
 ) -> ToolResult:
     """Cut a rectangle out of a picture.
@@ -23,10 +28,13 @@ def crop_image(
         bottom: The first row that is not in it.
         picture: Which one, counted from 1 in the order that you saw them; 0 is the newest.
     """
-    image = opened(context, picture)
-    if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
-        raise ImageError(
-            f"[{left}, {top}, {right}, {bottom}] is no rectangle in the picture, which is {image.width} x "
-            f"{image.height} pixels"
-        )
-    return edited(context, image.crop((left, top, right, bottom)))
+
+    def cropped(image: Image) -> Image:
+        if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
+            raise ImageError(
+                f"[{left}, {top}, {right}, {bottom}] is no rectangle in the picture, which is {image.width} x "
+                f"{image.height} pixels"
+            )
+        return image.crop((left, top, right, bottom))
+
+    return await edited(context, picture, cropped)

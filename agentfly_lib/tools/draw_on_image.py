@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentfly_lib.errors import ImageError
 from agentfly_lib.tools.call import ToolContext, ToolResult
-from agentfly_lib.tools.image_shelf import Number, edited, opened
+from agentfly_lib.tools.image_shelf import CALL_SECONDS, Number, edited
 from agentfly_lib.tools.tool import tool
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 __all__ = ["Shape", "draw_on_image"]
 
@@ -32,8 +35,8 @@ class Shape(BaseModel):
     colour: Colour = "red"
 
 
-@tool(timeout=20.0)
-def draw_on_image(
+@tool(timeout=CALL_SECONDS)
+async def draw_on_image(
     shapes: Annotated[list[Shape], Field(min_length=1, max_length=32)], context: ToolContext, picture: Number = 0
 ) -> ToolResult:
     """Draw on a picture, to mark or measure what is on it.
@@ -45,12 +48,14 @@ def draw_on_image(
     """
     from PIL import ImageDraw
 
-    image = opened(context, picture)
-    draw = ImageDraw.Draw(image)
-    width = max(1, round(max(image.size) / 200))
-    for number, shape in enumerate(shapes, start=1):
-        _draw(draw, shape, image.size, width, f"shape {number}")
-    return edited(context, image)
+    def drawn(image: Image) -> Image:
+        draw = ImageDraw.Draw(image)
+        width = max(1, round(max(image.size) / 200))
+        for number, shape in enumerate(shapes, start=1):
+            _draw(draw, shape, image.size, width, f"shape {number}")
+        return image
+
+    return await edited(context, picture, drawn)
 
 
 def _draw(draw: Any, shape: Shape, size: tuple[int, int], width: int, which: str) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from agentfly_lib.tools.call import ToolContext, ToolResult
-from agentfly_lib.tools.image_shelf import MAX_SIDE, Number, edited, opened
+from agentfly_lib.tools.image_shelf import CALL_SECONDS, MAX_SIDE, Number, edited
 from agentfly_lib.tools.tool import tool
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 __all__ = ["rotate_image"]
 
 
-@tool(timeout=20.0)
-def rotate_image(
+@tool(timeout=CALL_SECONDS)
+async def rotate_image(
     degrees: Annotated[float, Field(ge=-360, le=360)], context: ToolContext, picture: Number = 0
 ) -> ToolResult:
     """Turn a picture clockwise; corners that become free are white.
@@ -25,7 +28,8 @@ def rotate_image(
     """
     from PIL.Image import Resampling
 
-    image = opened(context, picture)
-    image.thumbnail((MAX_SIDE, MAX_SIDE))  # the turned one needs up to twice the pixels
-    turned = image.rotate(-degrees, Resampling.BICUBIC, expand=True, fillcolor=(255, 255, 255))
-    return edited(context, turned)
+    def turned(image: Image) -> Image:
+        image.thumbnail((MAX_SIDE, MAX_SIDE))  # the turned one needs up to twice the pixels
+        return image.rotate(-degrees, Resampling.BICUBIC, expand=True, fillcolor=(255, 255, 255))
+
+    return await edited(context, picture, turned)

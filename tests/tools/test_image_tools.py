@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -108,6 +111,37 @@ async def test_what_cannot_be_done_is_told(name, arguments, fault):
     assert result.error is not None
     assert fault in result.observation
     assert result.images == ()
+
+
+async def test_calls_of_one_turn_come_in_their_order_and_few_pictures_are_open_at_once(monkeypatch):
+    """Each works on the newest picture: what the call before it has made, however long that took."""
+    opened, most = 0, 0
+
+    def slow(self, box):
+        nonlocal opened, most
+        opened += 1
+        most = max(most, opened)
+        time.sleep(0.02)
+        opened -= 1
+        return crop(self, box)
+
+    crop = Image.Image.crop
+    monkeypatch.setattr(Image.Image, "crop", slow)
+    monkeypatch.setattr("agentfly_lib.tools.image_shelf._places", threading.BoundedSemaphore(2))
+
+    async def turn() -> list[str]:
+        calls = [
+            ToolCall(id=str(side), name="crop_image", arguments={"left": 0, "top": 0, "right": side, "bottom": side})
+            for side in range(19, 9, -1)
+        ]
+        tools = {"crop_image": get_tool("crop_image")}
+        where = context(image=url(quarters()))
+        results = await execute_calls(calls, tools, where, default_timeout=30.0, max_chars=1000)
+        return [result.observation for result in results]
+
+    in_order = [f"This is picture {number}, {21 - number} x {21 - number} pixels." for number in range(2, 12)]
+    assert await asyncio.gather(*(turn() for _ in range(4))) == [in_order] * 4
+    assert most <= 2
 
 
 async def test_without_a_picture_there_is_nothing_to_do():
