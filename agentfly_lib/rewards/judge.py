@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -91,7 +92,7 @@ class Judge:
         self._retries = retries
         self._max_tokens = max_tokens
         self._structured = structured
-        self._asking: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock] = {}
+        self._asking: dict[tuple[asyncio.AbstractEventLoop, str], _Question] = {}
 
     async def ask(
         self,
@@ -105,27 +106,39 @@ class Judge:
     ) -> Verdict:
         """The judge's verdict on `material`, and on the encoded `pictures` that are shown below it.
 
+        The same question twice at once is asked once: the second is given what the first gets.
+
         schema: JSON schema of an object. read: makes a verdict of an answer, or raises `Unusable`.
         Raises `JudgeError`, or `EndpointError` if the server gives no answer within `seconds`.
         """
         body = self._body(instructions, material, schema, pictures)
         key = hashlib.sha256(json.dumps([self._endpoint.base_url, body], sort_keys=True).encode()).hexdigest()
         place = asyncio.get_running_loop(), key
-        lock = self._asking.setdefault(place, asyncio.Lock())  # the same question twice at once is asked once
+        if place not in self._asking:
+            self._asking[place] = _Question(asyncio.ensure_future(self._answered(key, body, read, seconds)))
+        question = self._asking[place]
+        question.waiting += 1
         try:
-            async with lock:
-                kept = await asyncio.to_thread(self._kept, key)
-                if kept is not None:
-                    try:
-                        return read(kept)
-                    except Unusable:
-                        logger.warning("the kept verdict %s cannot be used any more; it is asked for again", key)
-                answer, verdict = await self._ask(body, read, seconds)
-                await asyncio.to_thread(self._keep, key, answer)
-                return verdict
+            return await asyncio.shield(question.verdict)
         finally:
-            if not lock.locked():
-                self._asking.pop(place, None)
+            question.waiting -= 1
+            if not question.waiting:
+                question.verdict.cancel()  # nobody wants it any more, if it is not there already
+                del self._asking[place]
+
+    async def _answered(
+        self, key: str, body: dict[str, Any], read: Callable[[dict[str, Any]], Verdict], seconds: float
+    ) -> Verdict:
+        """The verdict that was kept, or a new one, which is kept."""
+        kept = await asyncio.to_thread(self._kept, key)
+        if kept is not None:
+            try:
+                return read(kept)
+            except Unusable:
+                logger.warning("the kept verdict %s cannot be used any more; it is asked for again", key)
+        answer, verdict = await self._ask(body, read, seconds)
+        await asyncio.to_thread(self._keep, key, answer)
+        return verdict
 
     async def _ask(
         self, body: dict[str, Any], read: Callable[[dict[str, Any]], Verdict], seconds: float
@@ -178,6 +191,15 @@ class Judge:
             write_json(self._cache / key[:2] / f"{key}.json", dict(answer))
         except (ShardError, OSError) as error:
             logger.warning("a verdict could not be kept, so it will be asked for again: %s", error)
+
+
+@dataclass(slots=True)
+class _Question:
+    """One that is being asked."""
+
+    verdict: asyncio.Future[Any]
+    waiting: int = 0
+    """How many want to know."""
 
 
 def make_judge(

@@ -147,6 +147,34 @@ class TestLlmJudge:
         assert [s.reward for s in found] == [0.5] * 6
         assert server.most_in_flight == 2
 
+    async def test_equal_questions_at_once_are_one(self, fake_server, make_group, tmp_path):
+        """Else they would come one after the other, until the last are out of time."""
+        together, release = asyncio.Event(), asyncio.Event()
+
+        async def wait(path, body):
+            together.set()
+            await release.wait()
+            return verdict(5)
+
+        server = await fake_server(wait)
+        made = judge(server, tmp_path, cache="none")
+        scoring = [asyncio.ensure_future(score(made, make_group(*["same"] * 4))) for _ in range(2)]
+        await together.wait()
+        scoring[0].cancel()  # whoever asked first does not take the others' verdict with him
+        await asyncio.wait([scoring[0]])
+        release.set()
+        assert [found.reward for found in await scoring[1]] == [0.5] * 4
+        assert len(server.requests) == 1
+
+    async def test_a_question_that_nobody_waits_for_ends(self, fake_server, make_group, tmp_path):
+        server = await fake_server(lambda path, body: asyncio.Event().wait())
+        made = judge(server, tmp_path, cache="none", timeout_seconds=0.2)
+        (dropped,) = await score(made, make_group("four"))
+        assert dropped.outcome is Outcome.DROPPED
+        server.answer = lambda path, body: verdict(5)
+        (found,) = await score(made, make_group("four"))
+        assert found.reward == 0.5
+
 
 class TestKeptVerdicts:
     async def test_nothing_is_asked_twice(self, fake_server, make_group, tmp_path):
@@ -263,7 +291,9 @@ class TestGroupJudge:
 
     async def test_the_order_shown_is_that_of_no_chain(self, fake_server, make_group, tmp_path):
         server = await fake_server(lambda path, body: ranking(1, 2, 3))
-        await score(self.made(server, tmp_path, cache="none"), make_group("x", "y", "z"), make_group("z", "y", "x"))
+        made = self.made(server, tmp_path, cache="none")
+        for group in (make_group("x", "y", "z"), make_group("z", "y", "x")):
+            await score(made, group)
         first, second = server.bodies
         assert first["messages"] == second["messages"]
 
