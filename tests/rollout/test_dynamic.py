@@ -11,7 +11,7 @@ from agentfly_lib.rewards import CompositeReward, Part, Reward
 from agentfly_lib.rewards.stage import score_step
 from agentfly_lib.rollout import collect_with_signal, dynamic
 from agentfly_lib.rollout.dynamic import groups_with_signal
-from agentfly_lib.store import Score
+from agentfly_lib.store import Score, changes
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.ledger import step_balance
 from agentfly_lib.store.manifest import read_rollout_manifest
@@ -151,6 +151,7 @@ async def test_waiting_for_a_slow_judge_costs_few_looks_at_the_disk(world, tmp_p
 
     monkeypatch.setattr(dynamic, "scores_so_far", lambda directory: looks.append(directory) or scores(directory))
     monkeypatch.setattr(os, "stat", noted_stat)
+    monkeypatch.setattr(changes, "LOOK_SECONDS", 1e6)  # however long it takes, a look follows a change
 
     async def slow(trajectory: Trajectory) -> float:
         await asyncio.sleep(0.6)
