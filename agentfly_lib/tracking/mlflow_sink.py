@@ -50,7 +50,9 @@ _MAX_OTHERS = 100
 _BATCHED = frozenset({"metrics", "params", "tags"})
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE", "RESOURCE_ALREADY_EXISTS"})
 _MAX_TRIES = 5
-"""Tries of an event that fails although the server is well."""
+"""Tries of an event that is refused although the server is well."""
+_PASSING = frozenset({408, 409, 425, 429})
+"""Refusals of HTTP that say nothing about what was sent."""
 _PREVIEW_LENGTH = 1000
 
 
@@ -105,8 +107,13 @@ class MlflowSink:
             raise self._verdict(events[0], error) from error
 
     def _verdict(self, event: Event, error: Exception) -> Exception:
-        """Is it the server or the event? An event that fails often while the server answers is refused."""
+        """Is it the server or the event? An event that is refused often while the server answers will never be taken.
+
+        Whatever else fails (a database that is read-only, a store of artifacts that is away) may be well again later.
+        """
         reason = f"MLflow at {self._uri}: {_one_line(error)}"
+        if not _blames_event(error):
+            return SinkUnavailable(reason)
         try:
             if self._client is not None:
                 self._client.search_experiments(max_results=1)
@@ -223,10 +230,11 @@ class MlflowSink:
         client.log_text(self._run_id, json.dumps(table), artifact)
         if artifact in self._tables:
             return
-        self._tables.append(artifact)
-        while len(tag := json.dumps([{"path": path, "type": "table"} for path in self._tables])) > _MAX_TAG_LENGTH:
-            self._tables.pop(0)
+        tables = [*self._tables, artifact]
+        while len(tag := json.dumps([{"path": path, "type": "table"} for path in tables])) > _MAX_TAG_LENGTH:
+            tables.pop(0)
         client.set_tag(self._run_id, _TABLES_TAG, tag)
+        self._tables = tables  # now: the next try must set the tag if this one could not
 
     def _trace(self, client: MlflowClient, event: Event) -> None:
         spans: list[Span] = event.payload["spans"]
@@ -248,6 +256,17 @@ class MlflowSink:
             )
         )
         store.log_spans(self._experiment_id, [_mlflow_span(span, index, trace_id) for index, span in enumerate(spans)])
+
+
+def _blames_event(error: Exception) -> bool:
+    """Whether an error is about what was sent."""
+    if isinstance(error, MlflowException):
+        status = error.get_http_status_code()
+    else:  # of `requests`, when artifacts are sent
+        status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        return 400 <= status < 500 and status not in _PASSING
+    return isinstance(error, TypeError | ValueError | LookupError | AttributeError) and not isinstance(error, OSError)
 
 
 def _mlflow_span(span: Span, index: int, trace_id: str) -> MlflowSpan:

@@ -5,7 +5,8 @@
 
 An append is one `write` to a file opened for appending, so that it survives any death of the process at once, and a
 death in the middle leaves at most one torn line at the end, which the next opening cuts off. The disk is flushed when
-deliveries are acknowledged and at the end, not at every append: only a power failure can cost the last events.
+deliveries are acknowledged and at the end, not at every append: only a power failure can cost the last events. What is
+delivered is cut off when the queue is opened or closed with nothing else in it, and when it has grown large.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = ["Event", "Outbox"]
 
 _logger = logging.getLogger(__name__)
 _TAIL_BYTES = 1 << 16
+_LARGE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ class Outbox:
         self._acknowledged, acknowledged_sequence = self._read_acknowledged()
         self._sequence = max(self._last_sequence(), acknowledged_sequence)
         self._acknowledged_sequence = acknowledged_sequence
+        self._cut_delivered()
 
     def append(self, kind: str, payload: dict[str, Any]) -> int:
         """Add an event; returns its sequence number. Raises `OSError` if the disk refuses it, wholly."""
@@ -92,11 +95,10 @@ class Outbox:
         with self._lock:
             return self._sequence - self._acknowledged_sequence
 
-    def read(self, limit: int, *, after: Event | None = None) -> list[Event]:
-        """At most `limit` events, in order, behind `after` or else behind what has been acknowledged."""
-        start = self._acknowledged if after is None else after.end
+    def read(self, limit: int) -> list[Event]:
+        """At most `limit` events, in order, behind what has been acknowledged."""
         with self._lock:
-            end = self._size
+            start, end = self._acknowledged, self._size
         events: list[Event] = []
         with self._path.open("rb") as file:
             file.seek(start)
@@ -112,18 +114,30 @@ class Outbox:
 
     def acknowledge(self, event: Event) -> None:
         """Everything up to and including `event` has been delivered."""
+        os.fsync(self._descriptor)  # a file never says that more was delivered than is there
         write_json(self._acknowledged_path, {"offset": event.end, "sequence": event.sequence})
         with self._lock:
             self._acknowledged = event.end
             self._acknowledged_sequence = event.sequence
+            if self._size > _LARGE_BYTES:
+                self._cut_delivered()
 
     def close(self) -> None:
         """Flush to the disk and let go of the file."""
         with self._lock:
             if self._descriptor >= 0:
+                self._cut_delivered()
                 os.fsync(self._descriptor)
                 os.close(self._descriptor)
                 self._descriptor = -1
+
+    def _cut_delivered(self) -> None:
+        """Empties the file if all of it was delivered. Numbers go on; killed in between, the next opening does it."""
+        if self._size and self._sequence == self._acknowledged_sequence:
+            with suppress(OSError, ShardError):  # a disk that is full: the file stays as it is
+                write_json(self._acknowledged_path, {"offset": 0, "sequence": self._sequence})
+                os.ftruncate(self._descriptor, 0)
+                self._acknowledged = self._size = 0
 
     def _cut_torn_line(self) -> int:
         size = os.fstat(self._descriptor).st_size

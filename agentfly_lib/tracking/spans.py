@@ -1,8 +1,9 @@
 """A trajectory as a tree of timed spans: the chain, its turns, the tool calls of each turn.
 
 A trajectory records how long each part took, not when it began, so the spans are laid end to end and end at the moment
-of logging. Tools called in the same turn ran side by side and start together. Pictures written as `data:` URLs are
-marked, not copied.
+of logging. Tools called in the same turn ran side by side and start together. A turn's inputs are the messages that
+came since the turn before, so a trace is as long as its conversation. Pictures written as `data:` URLs are marked, not
+copied.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def trajectory_spans(trajectory: Trajectory, problem: Problem, *, end_ns: int) -
         error=trajectory.failure.message if trajectory.failure is not None else None,
     )
     spans = [chain]
-    history: list[Message] = list(problem.messages)
+    before, new = 0, list[Message](problem.messages)
     for number, (turn, results) in enumerate(_turns_with_results(turns), start=1):
         generated = start + _nanoseconds(turn.seconds)
         answered = generated + _nanoseconds(sum(result.seconds for result in results))
@@ -62,9 +63,10 @@ def trajectory_spans(trajectory: Trajectory, problem: Problem, *, end_ns: int) -
                 parent=0,
                 start_ns=start,
                 end_ns=answered,
-                inputs={"messages": without_data(history)},
+                inputs={"messages": without_data(new)},
                 outputs=without_data(turn.message),
                 attributes={
+                    "messages_before": before,
                     "tokens": turn.end - turn.start,
                     "finish": turn.finish,
                     "policy_version": turn.policy_version,
@@ -74,7 +76,7 @@ def trajectory_spans(trajectory: Trajectory, problem: Problem, *, end_ns: int) -
             )
         )
         spans += [_tool_span(result, turn, parent, generated, answered) for result in results]
-        history += [turn.message, *(result.message for result in results)]
+        before, new = before + len(new) + 1, [result.message for result in results]
         start = answered
     return spans
 

@@ -62,16 +62,6 @@ def trajectory() -> Trajectory:
     )
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow database with nothing in it: making one takes seconds, copying it none."""
-    from mlflow.tracking import MlflowClient
-
-    file = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
-    return file
-
-
 @pytest.fixture
 def bare_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of runs that is not there yet, an empty current directory, no tracking server in the environment."""

@@ -58,6 +58,34 @@ def test_reopening_goes_on_with_numbers_and_with_what_is_left(tmp_path: Path):
     second.close()
 
 
+def test_what_is_delivered_is_cut_off_and_numbers_go_on(tmp_path: Path):
+    outbox = Outbox(tmp_path)
+    outbox.append("a", {"text": "x" * 1000})
+    outbox.acknowledge(outbox.read(1)[0])
+    whole = (tmp_path / "outbox.jsonl").read_bytes()
+    outbox.close()
+    assert (tmp_path / "outbox.jsonl").stat().st_size == 0
+
+    (tmp_path / "outbox.jsonl").write_bytes(whole)  # as if it had been killed before the file was cut
+    again = Outbox(tmp_path)
+    assert (again.pending(), again.read(1)) == (0, [])
+    assert again.append("b", {}) == 2
+    assert [event.kind for event in again.read(10)] == ["b"]
+    again.close()
+
+
+def test_a_long_run_keeps_no_more_than_it_must(outbox: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agentfly_lib.tracking.outbox._LARGE_BYTES", 100)
+    outbox.append("a", {"text": "x" * 100})
+    outbox.append("b", {})
+    outbox.acknowledge(outbox.read(1)[0])
+    assert [event.kind for event in outbox.read(10)] == ["b"], "what is not delivered stays"
+    outbox.acknowledge(outbox.read(1)[0])
+    assert (tmp_path / "outbox.jsonl").stat().st_size == 0
+    assert outbox.append("c", {}) == 3
+    assert [event.kind for event in outbox.read(10)] == ["c"]
+
+
 @pytest.mark.parametrize(
     "torn", [b"{", b'{"sequence":2,"time_ms":1,"kind":"b","payl', b'{"sequence":2}' + b" " * 200_000]
 )
@@ -102,13 +130,14 @@ def test_an_unreadable_line_in_the_middle_is_passed_over(tmp_path: Path):
 def test_a_broken_acknowledgement_delivers_again_rather_than_never(tmp_path: Path, broken: str):
     first = Outbox(tmp_path)
     first.append("a", {})
+    first.append("b", {})
     first.acknowledge(first.read(1)[0])
     first.close()
     (tmp_path / "acknowledged.json").write_text(broken)
 
     second = Outbox(tmp_path)
 
-    assert [event.kind for event in second.read(10)] == ["a"]
+    assert [event.kind for event in second.read(10)] == ["a", "b"]
     second.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -69,9 +70,10 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path, empty_store: Path) -> Iterator[Server]:
     folder = tmp_path / "server"
     folder.mkdir()
+    shutil.copy(empty_store, folder / "server.db")
     made = Server(folder)
     yield made
     made.kill()

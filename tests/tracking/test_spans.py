@@ -39,7 +39,8 @@ def test_spans_say_what_went_in_and_what_came_out(trajectory: Trajectory, proble
     assert chain["attributes"]["reward"] == 1.0
     assert first["attributes"]["tokens"] == 4
     assert calculator["outputs"] == "35"
-    assert [message["role"] for message in second["inputs"]["messages"]] == ["user", "assistant", "tool", "tool"]
+    assert [message["role"] for message in second["inputs"]["messages"]] == ["tool", "tool"]
+    assert [turn["attributes"]["messages_before"] for turn in (first, second)] == [0, 2]
 
 
 def test_a_call_with_structure_is_shown_alone(trajectory: Trajectory, problem: Problem):

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from agentfly_lib.configs.run import TrackingConfig
-from agentfly_lib.tracking.outbox import Outbox
+from agentfly_lib.tracking.outbox import Event, Outbox
+from agentfly_lib.tracking.run_identity import RunIdentity
+from agentfly_lib.tracking.sender import EventRefused, SinkUnavailable
 from agentfly_lib.tracking.tracker import Tracker, flatten, tracking_uri
 from agentfly_lib.types import Problem, Trajectory
 
@@ -200,6 +202,79 @@ def test_one_bad_event_in_a_batch_does_not_take_the_others_with_it(root: Path):
 
     assert only_run(mlflow_client(root)).data.metrics == {"good/a/mean": 1.0, "good/b/mean": 2.0}
     assert json.loads((tracking / "refused.jsonl").read_text())["sequence"] == 2
+
+
+class Refusing:
+    """An MLflow that answers, and takes nothing."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def search_experiments(self, max_results: int) -> None:
+        """It is there."""
+
+    def log_text(self, *_: object) -> None:
+        raise self.error
+
+    set_tag = log_text
+
+
+@pytest.fixture
+def deliver(tmp_path: Path):
+    """Tries of one event at a server that refuses it with an error; returns the verdicts."""
+    from agentfly_lib.tracking.mlflow_sink import MlflowSink
+
+    event = Event(sequence=1, time_ms=0, kind="text", payload={"text": "x", "artifact": "x"}, end=1)
+
+    def verdicts(error: Exception) -> list[type[Exception]]:
+        sink = MlflowSink("x", experiment="e", run_name="r", artifacts=tmp_path, identity=RunIdentity(tmp_path))
+        sink._client = Refusing(error)  # pyright: ignore[reportAttributeAccessIssue]
+        found = []
+        for _ in range(7):
+            with pytest.raises((SinkUnavailable, EventRefused)) as raised:
+                sink.deliver([event])
+            found.append(raised.type)
+        return found
+
+    return verdicts
+
+
+def test_a_server_that_cannot_write_may_write_later(deliver):
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILABLE
+    from requests import HTTPError, Response
+
+    full = Response()
+    full.status_code = 507
+    for error in (
+        MlflowException("attempt to write a readonly database", error_code=TEMPORARILY_UNAVAILABLE),
+        MlflowException("disk I/O error"),  # INTERNAL_ERROR
+        HTTPError("507 Insufficient Storage", response=full),
+        ConnectionError("the store of artifacts is away"),
+    ):
+        assert set(deliver(error)) == {SinkUnavailable}, error
+    too_large = Response()
+    too_large.status_code = 413
+    refused = MlflowException("not allowed", error_code=PERMISSION_DENIED)
+    for error in (refused, HTTPError("413 Payload Too Large", response=too_large), TypeError("bug")):
+        assert deliver(error)[:5] == [*[SinkUnavailable] * 4, EventRefused], error
+
+
+def test_a_table_whose_tag_could_not_be_set_gets_it_at_the_next_try(tmp_path: Path):
+    from agentfly_lib.tracking.mlflow_sink import MlflowSink
+
+    sink = MlflowSink("x", experiment="e", run_name="r", artifacts=tmp_path, identity=RunIdentity(tmp_path))
+    client = Refusing(ConnectionError("gone"))
+    client.log_text = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
+    sink._client = client  # pyright: ignore[reportAttributeAccessIssue]
+    payload = {"columns": [], "rows": [], "artifact": "t.json"}
+    event = Event(sequence=1, time_ms=0, kind="table", payload=payload, end=1)
+    with pytest.raises(SinkUnavailable):
+        sink.deliver([event])
+    tags: list[str] = []
+    client.set_tag = lambda _, __, tag: tags.append(tag)  # pyright: ignore[reportAttributeAccessIssue]
+    assert sink.deliver([event]) == event
+    assert json.loads(tags[0]) == [{"path": "t.json", "type": "table"}]
 
 
 def test_more_than_one_request_can_hold(root: Path):
