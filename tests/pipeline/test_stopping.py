@@ -12,7 +12,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import asyncio, contextlib, os, signal, sys, threading, time
+from agentfly_lib.pipeline import stopping
 from agentfly_lib.pipeline.stopping import stopped_by_sigterm
+
+stopping._GRACE_SECONDS = 0.2
 
 class TerminationSignal(BaseException):
     pass
@@ -51,7 +54,7 @@ async def flow():
             assert signal.getsignal(signal.SIGTERM) is prefects_own
             await work()
     finally:
-        await asyncio.sleep(1.5)  # what is open is closed, which takes time
+        await asyncio.sleep(0.3)  # what is open is closed, which takes longer than the grace
         print("closed")
     print("not reached")
 
