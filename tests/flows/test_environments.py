@@ -64,7 +64,7 @@ SMALLER = ["rollout.problems_per_step=2", "rollout.chains=2"]
 OVERRIDES = {"alfworld": [f'agent.environment.settings.folder="{DATA / "alfworld"}"']}
 TIMED = frozenset({"miniwob"})
 """Their rewards shrink with the seconds that an episode takes."""
-PLAYED_AGAIN = 3
+ENOUGH = 3
 TURN_TOKENS = 16
 
 
@@ -208,7 +208,7 @@ async def test_two_steps_with_rewards_of_the_right_episodes(name: str, run: Run)
         acted += [(problem, each) for problem, each in trajectories if each.env_reward is not None]
         idle = [each for _, each in trajectories if each.failure is None and not each.metrics["tool_calls"]]
         assert all(each.env_reward is None for each in idle)
-    assert len(acted) >= PLAYED_AGAIN, "hardly anybody has acted"
+    assert len(acted) >= ENOUGH, "hardly anybody has acted"
     for problem, trajectory in _spread(acted):
         again = await play_again(agent, config, problem, trajectory)
         if name in TIMED:
@@ -224,9 +224,9 @@ def _check_failures(name: str, trajectories: list[Trajectory]) -> None:
 
 
 def _spread(acted: list[tuple[Problem, Trajectory]]) -> list[tuple[Problem, Trajectory]]:
-    """Those with the highest and the lowest rewards, and one between."""
+    """Those with the lowest and the highest reward."""
     ordered = sorted(acted, key=lambda each: each[1].env_reward or 0.0)
-    return [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
+    return [ordered[0], ordered[-1]]
 
 
 async def play_again(agent: Acting, config: RunConfig, problem: Problem, trajectory: Trajectory) -> float | None:

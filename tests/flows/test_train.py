@@ -155,12 +155,15 @@ def test_nothing_is_left_running(ci_run, root: Path) -> None:
 
 
 def test_the_same_command_again_does_nothing_twice(ci_run, agentfly, root: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (ci_run.directory / "steps").rglob("*") if path.is_file()}
+    def written() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (ci_run.directory / "steps").rglob("*") if path.is_file()}
+
+    before = written()
     again = agentfly("train", "recipes/ci.toml", "--set", f"run.root={root}")
     assert again.status == 0, again.errors[-2000:]
     assert "0 (baseline)" in again.output
     assert "start engine" not in again.output
-    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert written() == before
 
 
 def test_show_prints_turns_calls_rewards_and_trained_tokens(ci_run, agentfly) -> None:
@@ -181,9 +184,11 @@ def test_a_checkpoint_is_evaluated_on_its_own(ci_run, agentfly, root: Path) -> N
     assert alone.reward.mean == pytest.approx(within.reward.mean, abs=0.05)
 
 
-def test_another_reward_regenerates_nothing(ci_run, agentfly, tmp_path: Path) -> None:
+def test_another_reward_regenerates_nothing(ci_run, agentfly, root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "ci"
     shutil.copytree(ci_run.directory, copy)
+    shutil.copytree(root / "prefect", tmp_path / "prefect")  # databases that need not be made
+    shutil.copy(root / "mlflow.db", tmp_path / "mlflow.db")
     step = RunDirectory(copy).step(1)
     rollouts = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in step.rollouts.iterdir()}
     file = tmp_path / "reward.toml"

@@ -26,8 +26,9 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def run(agentfly, root) -> RunDirectory:
-    """The recipe `vision-ci`, from start to end."""
-    command = agentfly("train", "recipes/vision-ci.toml", "--set", f"run.root={root}")
+    """The recipe `vision-ci`, from start to end; greedy evaluations are those of the recipe `ci`."""
+    options = ["--set", f"run.root={root}", "--set", "evaluation.greedy=false"]
+    command = agentfly("train", "recipes/vision-ci.toml", *options)
     assert command.status == 0, command.output[-2000:] + command.errors[-4000:]
     return RunDirectory(root / "vision-ci")
 
