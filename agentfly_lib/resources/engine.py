@@ -93,6 +93,11 @@ class ResourceEngine:
         held, self._held = list(self._held.values()), {}
         await _undisturbed(self._close(held))
 
+    def called(self, spec: AnySpec) -> str:
+        """What serves a spec, in words; of a pool, also how full it is."""
+        pool = self._pools.get(spec) if isinstance(spec, PooledSpec) else None
+        return str(pool or type(spec).__name__)
+
     @property
     def pools(self) -> tuple[Pool, ...]:
         """Those that there are now."""
@@ -204,7 +209,7 @@ class ResourceEngine:
                 raise
             pool = self._pools.get(spec) if isinstance(spec, PooledSpec) else None
             raise InfrastructureError(
-                f"no {pool or type(spec).__name__} within {timeout:g} s",
+                f"no {self.called(spec)} within {timeout:g} s",
                 where=f"resource:{pool.name if pool else type(spec).__name__}",
             ) from error
 

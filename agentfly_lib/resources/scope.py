@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from agentfly_lib.resources.closing import CLOSE_SECONDS, close_within
-from agentfly_lib.resources.engine import ResourceEngine
+from agentfly_lib.resources.engine import WAIT_SECONDS, ResourceEngine
 from agentfly_lib.resources.spec import AnySpec
 
 __all__ = ["ResourceScope"]
@@ -28,10 +28,18 @@ class ResourceScope:
     What is pooled comes from `engine`; a scope without one has an engine of its own, for as long as it lives.
     """
 
-    def __init__(self, engine: ResourceEngine | None = None, trajectory: str = "alone") -> None:
+    def __init__(
+        self,
+        engine: ResourceEngine | None = None,
+        trajectory: str = "alone",
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        """wait_seconds: limit for each resource to be there."""
         self.waited = 0.0
         """Seconds in which resources of this scope were waited for, each by itself."""
         self._engine = engine
+        self._wait_seconds = wait_seconds
         self._name = f"{trajectory} ({next(_scopes)})"  # another try of a trajectory shares nothing with this one
         self._closers: list[Callable[[], Awaitable[object]]] = []
         self._opening: dict[AnySpec, asyncio.Future[Any]] = {}
@@ -54,6 +62,12 @@ class ResourceScope:
         if known is None or not known.done():
             raise KeyError(f"{spec} is not open; name it as the tool's `needs`, or await `resources.get(...)`")
         return known.result()
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """What is not there yet and is waited for."""
+        waiting = [spec for spec, opening in self._opening.items() if not opening.done()]
+        return tuple(self._engine.called(spec) if self._engine else type(spec).__name__ for spec in waiting)
 
     def at_end(self, closer: Callable[[], Awaitable[None]]) -> None:
         """Has `closer` called when the trajectory ends."""
@@ -79,7 +93,7 @@ class ResourceScope:
             self._closers.append(self._engine.aclose)
         started = perf_counter()
         try:
-            lease = self._engine.lease(spec, trajectory=self._name)
+            lease = self._engine.lease(spec, trajectory=self._name, timeout=self._wait_seconds)
             resource = await lease.__aenter__()
             self._closers.append(functools.partial(lease.__aexit__, None, None, None))
             return resource

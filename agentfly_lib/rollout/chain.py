@@ -27,6 +27,7 @@ from agentfly_lib.configs.inference import SamplingConfig
 from agentfly_lib.errors import EngineError, InfrastructureError, PolicyError, RolloutError
 from agentfly_lib.inference.generate import Delta, Generate, GenerateStream, Generation, GenerationRequest
 from agentfly_lib.resources import ResourceEngine, ResourceScope
+from agentfly_lib.resources.engine import WAIT_SECONDS
 from agentfly_lib.rollout.agent import ChainAgent
 from agentfly_lib.rollout.clock import ActivityClock
 from agentfly_lib.rollout.compaction import is_due, sliding_window, window_tokens, with_request, with_summary
@@ -43,6 +44,8 @@ __all__ = ["run_chain"]
 
 logger = logging.getLogger(__name__)
 
+_WAIT_SHARE = 0.9
+"""Of a chain's time, what it may wait for a resource at most: then the error says for which, and it is tried again."""
 _MOST_TURNS = 4
 """Turns that a rank tells apart; later ones go by arrival, so that a chain of many turns does not wait for ever."""
 
@@ -218,12 +221,16 @@ class _Chain:
         """The same, with the newest summary in it if there is one."""
         self._history: list[Message] = []
         """Everything that the next prompt renders."""
+        self._text: str | None = None
+        """The same as text, where it is known."""
         self._problem = problem
         self._context = ToolContext(
             trajectory_id=trajectory_id,
             group_id=group_id,
             problem=problem,
-            resources=ResourceScope(resources, trajectory_id),
+            resources=ResourceScope(
+                resources, trajectory_id, wait_seconds=min(WAIT_SECONDS, _WAIT_SHARE * limits.timeout_seconds)
+            ),
         )
         self._counts = dict.fromkeys(_METRICS, 0.0)
 
@@ -266,6 +273,9 @@ class _Chain:
         message = _one_line(error) or "timed out"
         if expired:
             message = f"trajectory {self.id} was not done after its limit of {self._limits.timeout_seconds:g} s"
+            if awaited := self._context.resources.awaited:
+                message += f": it was waiting for {', '.join(awaited)}"
+                return Failure(kind=FailureKind.INFRASTRUCTURE, message=message, where=Stage.RESOURCES)
         # A slow tool is not an outage of ours, and would be as slow again.
         kind = FailureKind.TOOL if self.stage is Stage.TOOLS else FailureKind.INFRASTRUCTURE
         return Failure(kind=kind, message=message, where=self.stage)
@@ -290,6 +300,7 @@ class _Chain:
         builder = SegmentBuilder()
         builder.prompt(prompt.ids, prompt.images)
         self.segments.append(builder)
+        self._text = prompt.text
 
     async def _turn(self, room: int, *, last: bool) -> StopReason | _Step:
         """One turn of the policy and its calls; why the chain ends with it, or what is to be appended."""
@@ -491,6 +502,7 @@ class _Chain:
             additions,
             self._prompts.schemas,
             pictures=self.pictures,
+            before=self._text,
         )
 
     def _render(self, messages: Sequence[Message]) -> Prompt:
@@ -498,6 +510,7 @@ class _Chain:
 
     def _append(self, bridge: Bridge, step: _Step, additions: Sequence[Message]) -> None:
         self._history += [step.said, *additions]
+        self._text = bridge.text
         if bridge.rewritten:
             self._open(bridge)
             bridge = Bridge(ids=[])

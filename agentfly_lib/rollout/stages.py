@@ -20,6 +20,8 @@ class Stage(StrEnum):
     """Waiting for the engine."""
     REPLY = "reply"
     """Decoding, recording and parsing what it sampled."""
+    RESOURCES = "resources"
+    """Waiting for what a call needs."""
     TOOLS = "tools"
     """Running the calls of a turn."""
     BRIDGE = "bridge"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from agentfly_lib.inference import ScriptedGenerate
 from agentfly_lib.resources import PoolLimits, ResourceEngine
 from agentfly_lib.resources.docker import ContainerSpec
 from agentfly_lib.resources.docker_engine import docker_engine
+from agentfly_lib.rollout.stages import is_transient
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.manifest import iter_groups, read_rollout_manifest
 from agentfly_lib.tools import Tool, ToolContext, tool
@@ -61,6 +63,46 @@ async def test_chains_wait_for_each_other_and_say_how_long(world, tmp_path):
     assert max(waited) > 0.05, "the last of them waits for five others"
     assert collected.resources["resources/lent/count"] == 12
     assert collected.resources["resources/wait_seconds/max"] == pytest.approx(max(waited), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("longest_wait", "script", "message"),
+    [
+        (0.05, ["act"], r"no FakeSpec \(1 of 1 in use, .* 1 waiting\) within 0\.05 s"),
+        # A call before it has used up a part of the chain's time, so that waiting ends with the chain's.
+        (
+            600.0,
+            ["slow", "act"],
+            r"g/0 was not done after its limit of 0\.3 s: it was waiting for FakeSpec \(1 of",
+        ),
+    ],
+)
+async def test_waiting_for_a_resource_is_no_failure_of_the_tool(world, monkeypatch, longest_wait, script, message):
+    """What is not to be had now may be had on another try, where a slow tool would be as slow again."""
+    spec = FakeSpec(World(), PoolLimits(cap=1))
+
+    @tool
+    async def slow() -> str:
+        """Take time."""
+        await asyncio.sleep(0.1)
+        return "done"
+
+    @tool(needs=spec)
+    async def act() -> str:
+        """Act."""
+        return "acted"
+
+    agent = agent_with(world, act, slow)
+    monkeypatch.setattr("agentfly_lib.rollout.chain.WAIT_SECONDS", longest_wait)
+    limits = replace(world.LIMITS, timeout_seconds=30.0 if longest_wait < 1 else 0.3)
+    async with ResourceEngine() as engine, engine.lease(spec, trajectory="another"):
+        generate = world.scripted(*map(world.call, script))
+        trajectory = await world.run(generate, agent, limits=limits, resources=engine)
+    failure = trajectory.failure
+    assert failure is not None
+    assert failure.kind is FailureKind.INFRASTRUCTURE
+    assert is_transient(failure)
+    assert re.search(message, failure.message), failure.message
 
 
 async def test_an_engine_that_is_given_stays_open(world, tmp_path):
