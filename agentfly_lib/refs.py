@@ -11,6 +11,7 @@ __all__ = [
     "DatasetRef",
     "EngineRef",
     "EvaluationRef",
+    "ImitatedRef",
     "LearnerRef",
     "ModelRef",
     "ScoresRef",
@@ -42,6 +43,14 @@ class DatasetRef(_Ref):
     """Free columns that every row has; tools and rewards may ask for them by name."""
     duplicates: int = 0
     """Held-out questions that also stood in the training split (and were removed from it)."""
+
+
+class ImitatedRef(_Ref):
+    """The trajectories that a fine-tuning imitates."""
+
+    fingerprint: str
+    """Hash over their runs' order, ids, tokens and rewards."""
+    trajectories: int
 
 
 class ShardsRef(_Ref):

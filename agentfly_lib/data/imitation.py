@@ -18,6 +18,7 @@ from agentfly_lib.configs.algorithm import AcceptedAdvantageConfig
 from agentfly_lib.configs.data import ShardsDataConfig
 from agentfly_lib.configs.run import RunConfig
 from agentfly_lib.errors import ConfigError, DataError
+from agentfly_lib.refs import ImitatedRef
 from agentfly_lib.store.atomic import read_json
 from agentfly_lib.store.layout import RunDirectory, StepDirectory
 from agentfly_lib.store.manifest import RolloutStore, iter_groups
@@ -47,6 +48,15 @@ class Selection:
     """The same tokens were sampled for the same problem before."""
     surplus: int = 0
     """More than `per_problem`."""
+
+    @property
+    def ref(self) -> ImitatedRef:
+        """What of it a run must go on with."""
+        digest = hashlib.sha256()
+        for _, trajectory in self.chosen:
+            digest.update(f"{trajectory.id} {trajectory.problem_id} {trajectory.reward!r} ".encode())
+            digest.update(_sampled(trajectory))
+        return ImitatedRef(fingerprint=digest.hexdigest(), trajectories=len(self.chosen))
 
     @property
     def text(self) -> str:

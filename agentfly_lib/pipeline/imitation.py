@@ -9,8 +9,10 @@ from pydantic import BaseModel, ConfigDict
 
 from agentfly_lib.data.imitation import check_tokens, imitated, lay_out, select_trajectories
 from agentfly_lib.data.order import problems_of_step
-from agentfly_lib.errors import DataError
+from agentfly_lib.errors import ConfigError, DataError
 from agentfly_lib.pipeline.session import Session
+from agentfly_lib.refs import ImitatedRef
+from agentfly_lib.store.recorded import began_with
 from agentfly_lib.types import Problem, Trajectory
 
 __all__ = ["FinetuneReport", "Imitated", "choose", "finetune_report", "lay_out_step"]
@@ -38,8 +40,8 @@ class FinetuneReport(BaseModel):
 async def choose(session: Session) -> Imitated:
     """The trajectories that the config accepts, read from the shards of its runs.
 
-    Raises `ConfigError` if the recipe has problems instead, or the tokens are of another tokenizer, and `DataError` if
-    nothing, or less than a step's worth, is good enough.
+    Raises `ConfigError` if the recipe has problems instead, the tokens are of another tokenizer, or the run began with
+    other trajectories, and `DataError` if nothing, or less than a step's worth, is good enough.
     """
     data, accepted = imitated(session.config)
     await asyncio.to_thread(check_tokens, session.model.path, data)
@@ -51,7 +53,20 @@ async def choose(session: Session) -> Imitated:
         raise DataError(
             f"rollout.problems_per_step={per_step} is more than there is to imitate, {selection.text}; lower it"
         )
+    await asyncio.to_thread(_claim, session, selection.ref)
     return Imitated(selection.chosen)
+
+
+def _claim(session: Session, chosen: ImitatedRef) -> None:
+    """A run goes on with the trajectories that it began with: a step's share is taken by their places."""
+    began = began_with(session.directory.dataset_file, chosen)
+    if began != chosen:
+        raise ConfigError(
+            f"{session.directory.path} began with {began.trajectories} trajectories (fingerprint "
+            f"{began.fingerprint[:12]}), and now there are {chosen.trajectories} (fingerprint "
+            f"{chosen.fingerprint[:12]}): a run of data.runs was trained further, scored again or removed. Restore it, "
+            "or start another run with --set run.name=NAME"
+        )
 
 
 async def lay_out_step(session: Session, step: int, imitated: Imitated) -> None:

@@ -18,8 +18,10 @@ from agentfly_lib.preflight import check_context
 from agentfly_lib.refs import DatasetRef, ModelRef
 from agentfly_lib.rewards.registry import reward_identity
 from agentfly_lib.rollout.prompts import FirstPrompts
-from agentfly_lib.store.atomic import read_json, read_model, write_json, write_model
+from agentfly_lib.store.atomic import read_json, write_json
+from agentfly_lib.store.recorded import began_with
 from agentfly_lib.store.scores import read_score_manifest
+from agentfly_lib.training.checkpoint import newest_checkpoint, require_resumable
 from agentfly_lib.viewer.live import LiveDisplay
 
 __all__ = ["check", "prepare", "resolve"]
@@ -57,11 +59,7 @@ async def resolve(session: Session, config: ModelConfig) -> ModelRef:
 
 def _claim_model(session: Session, model: ModelRef) -> None:
     """A run goes on with the model that it began with."""
-    file = session.directory.model_file
-    if not file.exists():
-        write_model(file, model)
-        return
-    began = read_model(file, ModelRef, remedy="restore it, or remove it if the model is the one it began with")
+    began = began_with(session.directory.model_file, model)
     if began.fingerprint != model.fingerprint:
         raise ConfigError(
             f"{session.directory.path} began with the model {began.path} (fingerprint {began.fingerprint[:12]}), but "
@@ -70,16 +68,32 @@ def _claim_model(session: Session, model: ModelRef) -> None:
         )
 
 
+def _claim_dataset(session: Session, dataset: DatasetRef) -> None:
+    """A run goes on with the problems that it began with: what a step asks for is a row of them."""
+    began = began_with(session.directory.dataset_file, dataset)
+    if began.fingerprint != dataset.fingerprint:
+        raise ConfigError(
+            f"{session.directory.path} began with other problems ({began.train_rows} and {began.eval_rows} held out, "
+            f"fingerprint {began.fingerprint[:12]}) than there are now ({dataset.train_rows} and {dataset.eval_rows}, "
+            f"fingerprint {dataset.fingerprint[:12]}): what [data] names has changed. Restore it, or start another run "
+            "with --set run.name=NAME"
+        )
+
+
 def check(session: Session, dataset: DatasetRef) -> None:
     """Names, columns and lengths fit together: agent, tools, reward, template, prompts; and there are GPUs enough.
 
-    Raises `ConfigError` for unknown names, missing columns and what cannot be placed, `DataError` for prompts that are
-    too long.
+    Raises `ConfigError` for unknown names, missing columns, problems that have changed and what cannot be placed,
+    `DataError` for prompts that are too long.
     """
     config, agent = session.config, session.agent
+    _claim_dataset(session, dataset)
     if config.ray.address is None:  # what a cluster has is known once it is joined
         place(config, gpu_count(), learner=session.trains)
     check_context(config, session.model.path)
+    newest = newest_checkpoint(session.directory.checkpoints, tidy=False)
+    if session.trains and newest is not None and not session.schedule.finished():
+        require_resumable(config.learner, newest.path)
     agent.reward.check_columns(dataset.columns)
     _say_edited_reward(session)
     marker = dataset.path / f"checked-{agent.fingerprint}.json"

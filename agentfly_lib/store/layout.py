@@ -3,6 +3,7 @@
     <run>/config.toml                                the resolved recipe
           layout.json                                the version of this layout, and the release that made it
           model.json                                 the starting model: where it is, and its fingerprint
+          dataset.json                               the problems, or what is imitated: by fingerprint
           run.lock, run.owner.json                   who is using the directory
           steps/000012/                              a `StepDirectory`
               rollouts/part-00003.arrow, MANIFEST.json
@@ -113,6 +114,11 @@ class RunDirectory:
     def model_file(self) -> Path:
         """The starting model (`refs.ModelRef`)."""
         return self.path / "model.json"
+
+    @property
+    def dataset_file(self) -> Path:
+        """What it is trained on (`refs.DatasetRef`, of a fine-tuning `refs.ImitatedRef`)."""
+        return self.path / "dataset.json"
 
     @property
     def curriculum_file(self) -> Path:

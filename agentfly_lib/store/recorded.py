@@ -13,10 +13,10 @@ from agentfly_lib.configs import RunConfig, load_config
 from agentfly_lib.errors import UserError
 from agentfly_lib.refs import StepReport
 from agentfly_lib.store.arrow import REDO
-from agentfly_lib.store.atomic import read_model
+from agentfly_lib.store.atomic import Model, read_model, write_model
 from agentfly_lib.store.layout import RunDirectory, StepDirectory
 
-__all__ = ["read_update", "recipe_of", "recorded_config"]
+__all__ = ["began_with", "read_update", "recipe_of", "recorded_config"]
 
 
 def recorded_config(directory: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -42,6 +42,14 @@ def recipe_of(policy: Path, overrides: Sequence[str] = ()) -> RunConfig:
         if RunDirectory(folder).config_file.exists():
             return recorded_config(folder, overrides)
     raise UserError(f"{policy} is not inside a run directory; name a recipe to evaluate it with: --recipe")
+
+
+def began_with(file: Path, now: Model) -> Model:
+    """What a run has written down that it began with: `now`, if that is its beginning. Raises `ShardError`."""
+    if not file.exists():
+        write_model(file, now)
+        return now
+    return read_model(file, type(now), remedy="restore it, or remove it if what it names is as it was")
 
 
 def read_update(step: StepDirectory) -> StepReport:

@@ -107,6 +107,10 @@ def test_what_is_good_enough_and_new(run: Path) -> None:
     selection = select_trajectories(ShardsDataConfig(runs=(run,)), AcceptedAdvantageConfig())
     counts = (selection.seen, selection.too_low, selection.unscored, selection.truncated, selection.repeated)
     assert counts == (12, 4, 2, 1, 1)
+    again = select_trajectories(ShardsDataConfig(runs=(run,)), AcceptedAdvantageConfig())
+    fewer = select_trajectories(ShardsDataConfig(runs=(run,)), AcceptedAdvantageConfig(min_reward=2.0))
+    assert (selection.ref, selection.ref.trajectories) == (again.ref, 4)
+    assert fewer.ref.fingerprint != selection.ref.fingerprint
     assert selection.text.startswith("4 of 12 trajectories: 4 below the reward, 2 without one")
     assert replies(run, distinct=False) == ["long answer", "good", "good", "other", "good"]
     assert replies(run, truncated=True) == ["long answer", "good", "cut", "other", "good"]
