@@ -24,6 +24,7 @@ from agentfly_lib.pipeline.times import StepTimes
 from agentfly_lib.refs import DatasetRef, ModelRef
 from agentfly_lib.rollout import ChainSlots
 from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.recorded import actors_namespace
 from agentfly_lib.tracking.tracker import Tracker
 from agentfly_lib.types import Problem
 from agentfly_lib.viewer.live import LiveDisplay, StageBar
@@ -104,10 +105,10 @@ class Session:
     def cluster(self) -> RunCluster:
         return RunCluster(self.config, namespace=self.namespace, trains=self.trains, closing=self.closing)
 
-    @property
+    @cached_property
     def namespace(self) -> str:
         """Of the run's actors."""
-        return self.directory.namespace
+        return actors_namespace(self.directory)
 
     @cached_property
     def keeper(self) -> EngineKeeper:

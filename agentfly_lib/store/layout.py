@@ -4,6 +4,7 @@
           layout.json                                the version of this layout, and the release that made it
           model.json                                 the starting model: where it is, and its fingerprint
           dataset.json                               the problems, or what is imitated: by fingerprint
+          run.id                                     what its Ray actors are found by
           run.lock, run.owner.json                   who is using the directory
           steps/000012/                              a `StepDirectory`
               rollouts/part-00003.arrow, MANIFEST.json
@@ -18,8 +19,6 @@ These classes only name paths; they touch no disk except to list what is there.
 
 from __future__ import annotations
 
-import hashlib
-import platform
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -126,10 +125,9 @@ class RunDirectory:
         return self.path / "curriculum.json"
 
     @property
-    def namespace(self) -> str:
-        """Of the run's Ray actors: one per directory, so that runs of the same name do not meet on a cluster."""
-        where = f"{platform.node()}:{self.path.resolve()}"
-        return f"agentfly-{self.path.name}-{hashlib.sha256(where.encode()).hexdigest()[:12]}"
+    def id_file(self) -> Path:
+        """A random id, which tells the run's actors from those of others (`recorded.actors_namespace`)."""
+        return self.path / "run.id"
 
     @property
     def lock_file(self) -> Path:

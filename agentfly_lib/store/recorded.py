@@ -5,7 +5,9 @@ Its folder may have been copied, renamed or moved since: the run is the one that
 
 from __future__ import annotations
 
+import hashlib
 import json
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,10 +15,10 @@ from agentfly_lib.configs import RunConfig, load_config
 from agentfly_lib.errors import UserError
 from agentfly_lib.refs import StepReport
 from agentfly_lib.store.arrow import REDO
-from agentfly_lib.store.atomic import Model, read_model, write_model
+from agentfly_lib.store.atomic import Model, read_model, write_bytes, write_model
 from agentfly_lib.store.layout import RunDirectory, StepDirectory
 
-__all__ = ["began_with", "read_update", "recipe_of", "recorded_config"]
+__all__ = ["actors_namespace", "began_with", "read_update", "recipe_of", "recorded_config"]
 
 
 def recorded_config(directory: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -42,6 +44,14 @@ def recipe_of(policy: Path, overrides: Sequence[str] = ()) -> RunConfig:
         if RunDirectory(folder).config_file.exists():
             return recorded_config(folder, overrides)
     raise UserError(f"{policy} is not inside a run directory; name a recipe to evaluate it with: --recipe")
+
+
+def actors_namespace(run: RunDirectory) -> str:
+    """Of the run's Ray actors: the same from every node that sees the directory, and another for a copy of it."""
+    if not run.id_file.exists():
+        write_bytes(run.id_file, uuid.uuid4().hex.encode())
+    mark = run.id_file.read_bytes() + str(run.path.resolve()).encode()
+    return f"agentfly-{run.path.name}-{hashlib.sha256(mark).hexdigest()[:12]}"
 
 
 def began_with(file: Path, now: Model) -> Model:

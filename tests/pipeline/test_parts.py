@@ -113,11 +113,3 @@ class TestExchange:
             folder.chmod(0o755)
             with pytest.raises(ConfigError, match="not a private folder"):
                 _ = Exchange(run, closing).folder
-
-
-def test_actors_of_a_directory_have_a_namespace_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, there = RunDirectory(tmp_path / "a" / "demo"), RunDirectory(tmp_path / "b" / "demo")
-    assert here.namespace.startswith("agentfly-demo-")
-    assert here.namespace != there.namespace
-    monkeypatch.chdir(tmp_path)
-    assert RunDirectory(Path("a/demo")).namespace == here.namespace, "however it is named"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from agentfly_lib.configs import config_toml, load_config
 from agentfly_lib.errors import UserError
 from agentfly_lib.preflight import check_same_config
-from agentfly_lib.store.recorded import recipe_of, recorded_config
+from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.recorded import actors_namespace, recipe_of, recorded_config
 
 
 @pytest.fixture
@@ -38,3 +40,15 @@ def test_a_policy_belongs_to_the_run_that_it_lies_in(copied: Path) -> None:
     assert recipe_of(copied, ["run.name=other"]).run.directory == copied.parent / "other"
     with pytest.raises(UserError, match="is not inside a run directory; name a recipe"):
         recipe_of(copied.parent)
+
+
+def test_actors_of_a_directory_are_found_from_every_node_and_are_not_those_of_a_copy(tmp_path, monkeypatch) -> None:
+    here, copy = tmp_path / "a" / "demo", tmp_path / "b" / "demo"
+    here.mkdir(parents=True)
+    namespace = actors_namespace(RunDirectory(here))
+    assert namespace.startswith("agentfly-demo-")
+    shutil.copytree(here, copy)
+    assert actors_namespace(RunDirectory(copy)) != namespace
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("platform.node", lambda: "another")
+    assert actors_namespace(RunDirectory(Path("a/demo"))) == namespace, "however it is named"
