@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentfly_lib.evaluation.compare import Comparison
-from agentfly_lib.evaluation.runs import RunComparison, RunSummary
+from agentfly_lib.evaluation.runs import Progress, RunComparison, RunSummary
 from agentfly_lib.store.atomic import write_bytes
 from agentfly_lib.visible import visible
 
@@ -31,7 +31,7 @@ def runs_text(runs: Sequence[RunSummary]) -> str:
                 Path(str(model)).name,
                 config.algorithm.advantage.type,
                 f"{run.steps_done} of {config.run.steps}",
-                str(last.report.reward) if last else "",
+                _reward(last),
                 f"version {last.version}" if last else "",
             ]
         )
@@ -96,8 +96,8 @@ def _results(comparison: RunComparison) -> Rows:
         row = [
             run.name,
             f"{run.steps_done} of {run.config.run.steps}",
-            str(first.report.reward) if first else "",
-            str(last.report.reward) if last else "",
+            _reward(first),
+            _reward(last),
             _paired(pair),
             str(pair.difference.problems) if isinstance(pair, Comparison) else "",
         ]
@@ -106,6 +106,12 @@ def _results(comparison: RunComparison) -> Rows:
             row += [f"{reached.tokens:,}", f"{reached.seconds / 60:.1f}"] if reached else ["", ""]
         rows.append(row)
     return rows
+
+
+def _reward(point: Progress | None) -> str:
+    if point is None:
+        return ""
+    return "none could be scored" if point.report.reward is None else str(point.report.reward)
 
 
 def _paired(pair: Comparison | str | None) -> str:

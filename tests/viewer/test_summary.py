@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentfly_lib.configs import load_config
+from agentfly_lib.evaluation.report import EvaluationReport
+from agentfly_lib.evaluation.runs import Progress, RunComparison, RunSummary
+from agentfly_lib.viewer.compare_report import comparison_text, runs_text
 from agentfly_lib.viewer.summary import summary_markdown, summary_text
 
 PARTS = {f"time/{part}/seconds": 1.0 for part in ("generation", "tools", "reward", "forward_backward", "overhead")}
@@ -30,3 +34,20 @@ def test_how_much_of_an_update_had_a_collection_beside_it() -> None:
     assert cells["the engine without a request"] == ["1.500", "30.0% of the step"]
     page = summary_markdown("demo", [], list(enumerate([BESIDE])), LINKS)
     assert "| of the update, beside a collection | 0.750 | 75.0% of the update |" in page
+
+
+def test_an_evaluation_of_which_nothing_could_be_scored_is_said_to_be_one() -> None:
+    report = EvaluationReport(
+        policy_version=0, mode="sampled", reward_name="x", problems=1, samples=1, reward=None, pass_at={}, scored=0,
+        truncated=0, failed=0, dropped=1, behaviour={}, problem_rewards={},
+    )  # fmt: skip
+    run = RunSummary(
+        directory=Path("runs/demo"),
+        config=load_config(Path("recipes/demo.toml")),
+        steps_done=0,
+        points=(Progress(version=0, report=report, tokens=0, seconds=0.0),),
+    )
+    comparison = RunComparison(runs=(run, run), parameters=(), paired=(None, "not evaluated yet"), target=None)
+    for text in (runs_text([run]), comparison_text(comparison)):
+        assert "none could be scored" in text
+        assert "None" not in text

@@ -22,7 +22,9 @@ import pyarrow.parquet as pq
 import pytest
 import uvicorn
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
+from agentfly_lib.cli import app
 from agentfly_lib.errors import UserError
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.types import (
@@ -100,7 +102,9 @@ class TestPages:
         assert page.status_code == 200
         assert "6 of 6 trajectories" in page.text
         assert 'href="/train/0/000000-00000/1?at=' in page.text
-        assert "<svg" in page.text
+        assert (
+            '<a href="/?split=train&amp;step=0" aria-label="step 0, mean reward 0.' in page.text
+        )  # a point of the chart
         assert "2+2?" in page.text  # what the problem asks
 
     def test_a_trajectory_shows_turns_times_and_tokens(self, client):
@@ -410,10 +414,24 @@ class TestExport:
         assert not re.findall(r"""(?:src|href)=["'](?!#|data:)[^"']*["']""", page)  # nothing from elsewhere
         assert "<script" not in page
         assert export_run(run.path, tmp_path / "run.jsonl") == 6
+        assert export_run(run.path, tmp_path / "all.html", count=MOST_EXPORTED["html"]) == 6
         assert export_run(run.path, tmp_path / "group.html", group="000000-00001") == 2
         for bad, said in (("run.txt", "'txt' is not a format for exports"), ("x.html", "not the name of a group")):
             with pytest.raises(UserError, match=said):
                 export_run(run.path, tmp_path / bad, group="group")
+
+    def test_what_does_not_fit_into_a_page_is_not_counted(self, run, tmp_path, monkeypatch):
+        monkeypatch.setattr("agentfly_lib.viewer.web.alone._MOST_BYTES", 1)
+        assert export_run(run.path, tmp_path / "run.html", count=5) == 1
+        assert "4 more did not fit" in (tmp_path / "run.html").read_text()
+        assert export_run(run.path, tmp_path / "group.html", group="000000-00001") == 1
+
+    def test_the_command_offers_what_a_page_may_hold(self, run, tmp_path):
+        most = MOST_EXPORTED["html"]
+        arguments = ["view", str(run.path), "--export", str(tmp_path / "run.html"), "--count", str(most + 1)]
+        refused = CliRunner().invoke(app, arguments)
+        assert refused.exit_code == 2
+        assert f"less than or equal to {most}" in refused.output
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")

@@ -25,18 +25,19 @@ _MOST_PICTURE_BYTES = 8 << 20
 _MOST_FIGURE_BYTES = 1 << 20
 
 
-def selection_html(shelf: Shelf, rows: Sequence[Row], *, colour: str = "mask") -> str:
-    """Some trajectories of a run."""
+def selection_html(shelf: Shelf, rows: Sequence[Row], *, colour: str = "mask") -> tuple[str, int]:
+    """Some trajectories of a run, and how many of them the file shows."""
     return _page(shelf, list(chosen(shelf, rows)), f"{shelf.name}: trajectories", colour, whole=False)
 
 
-def run_html(shelf: Shelf, *, count: int = 24, colour: str = "mask") -> str:
-    """A run at a glance: what it reached, its charts, and a sample of at most `count` trajectories."""
+def run_html(shelf: Shelf, *, count: int = 24, colour: str = "mask") -> tuple[str, int]:
+    """A run at a glance: what it reached, its charts, and a sample of at most `count` trajectories; and how many those
+    are."""
     rows, reasons = sample(shelf, count)
     return _page(shelf, list(chosen(shelf, rows, reasons=reasons)), shelf.name, colour, whole=True)
 
 
-def _page(shelf: Shelf, trajectories: Sequence[Chosen], title: str, colour: str, *, whole: bool) -> str:
+def _page(shelf: Shelf, trajectories: Sequence[Chosen], title: str, colour: str, *, whole: bool) -> tuple[str, int]:
     link = _embedding()
     shown: list[dict[str, Any]] = []
     size = 0
@@ -63,7 +64,7 @@ def _page(shelf: Shelf, trajectories: Sequence[Chosen], title: str, colour: str,
             }
         )
     left_out = len(trajectories) - len(shown)
-    return (
+    page = (
         pages_environment()
         .get_template("export.html")
         .render(
@@ -83,6 +84,7 @@ def _page(shelf: Shelf, trajectories: Sequence[Chosen], title: str, colour: str,
             colours=COLOURS,
         )
     )
+    return page, len(shown)
 
 
 def _embedding() -> PictureLink:

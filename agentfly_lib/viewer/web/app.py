@@ -101,7 +101,8 @@ def _export(viewer: Viewer, request: Request, prefix: str) -> Response:
     if kind == "html":
         from agentfly_lib.viewer.web.alone import selection_html  # loads what evaluations need
 
-        return HTMLResponse(selection_html(shelf, rows, colour=query.get("colour") or "mask"), headers=_HEADERS | save)
+        page, _ = selection_html(shelf, rows, colour=query.get("colour") or "mask")
+        return HTMLResponse(page, headers=_HEADERS | save)
     handle, path = tempfile.mkstemp(prefix="agentfly-export-", suffix=f".{kind}")
     os.close(handle)
     try:

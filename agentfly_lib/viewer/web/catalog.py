@@ -8,6 +8,7 @@ Nothing is proven here; a part is checked against its checksum when a trajectory
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -117,6 +118,8 @@ class Catalog:
     """What was counted over the whole table."""
     _key: tuple[Any, ...] = ()
     _table: pa.Table | None = None
+    _of_split: dict[str, pa.Table] = field(default_factory=dict)
+    """The rows of the table by split."""
 
     def steps(self, split: str = "train") -> list[int]:
         """Steps that have a directory, or versions that were evaluated."""
@@ -140,7 +143,9 @@ class Catalog:
         if self._table is None or key != self._key:
             with ThreadPoolExecutor(_READERS) as readers:
                 tables = [table for table in readers.map(lambda entry: self._part(*entry), found) if table is not None]
-            self._table = pa.concat_tables(tables).unify_dictionaries() if tables else _empty()
+            # in one piece, in which rows are found in a moment; parts are many and small
+            self._table = pa.concat_tables(tables).unify_dictionaries().combine_chunks() if tables else _empty()
+            self._of_split.clear()
             self._derived.clear()
             self._key = key
         return self._table
@@ -157,24 +162,30 @@ class Catalog:
             raise UserError(f"trajectories cannot be sorted by {filters.sort!r}; use one of {', '.join(SORTS)}")
         if filters.split not in SPLITS:
             raise UserError(f"there is no split {filters.split!r}; use one of {', '.join(SPLITS)}")
-        table = self.table()
-        for name, wanted in (
-            ("split", filters.split),
+        table = self._split(filters.split)
+        equal = (
             ("step", filters.step),
             ("problem_id", filters.problem),
             ("stop", filters.stop),
             ("outcome", filters.outcome),
             ("failure_kind", filters.failure),
-        ):
-            if wanted is not None:
-                table = table.filter(pc.equal(table[name], wanted))
+        )
+        conditions = [pc.equal(table[name], wanted) for name, wanted in equal if wanted is not None]
         if filters.min_reward is not None:
-            table = table.filter(pc.greater_equal(table["reward"], filters.min_reward))
+            conditions.append(pc.greater_equal(table["reward"], filters.min_reward))
         if filters.max_reward is not None:
-            table = table.filter(pc.less_equal(table["reward"], filters.max_reward))
+            conditions.append(pc.less_equal(table["reward"], filters.max_reward))
+        if conditions:
+            table = table.filter(functools.reduce(pc.and_, conditions))
         if filters.tool is not None:
             table = table.filter(self._used(table, filters.tool))
         return table
+
+    def _split(self, split: str) -> pa.Table:
+        table = self.table()
+        if split not in self._of_split:
+            self._of_split[split] = table.filter(pc.equal(table["split"], split))
+        return self._of_split[split]
 
     def texts(self, filters: Filters, column: str, *, limit: int) -> list[str | None]:
         """A column of text of what `find` finds: of the rollouts, or `error` of the scores (JSON text, decoded)."""
@@ -219,15 +230,15 @@ class Catalog:
 
     def _counted(self, what: str, split: str, count: Callable[[pa.Table], Any]) -> Any:
         """What is counted over a split, once for as long as the table is the same."""
-        table = self.table().select(["split", "step", "outcome", "reward"])
+        table = self._split(split)
         if (what, split) not in self._derived:
-            self._derived[what, split] = count(table.filter(pc.equal(table["split"], split)))
+            self._derived[what, split] = count(table)
         return self._derived[what, split]
 
     def problems(self, split: str, step: int | None = None) -> pa.Table:
         """One row per problem with a reward: `problem_id`, `reward` (mean), `count`, `last` (its newest step)."""
-        table = self.table().select(["split", "step", "problem_id", "reward"])
-        table = table.filter(pc.and_(pc.equal(table["split"], split), pc.is_valid(table["reward"])))
+        table = self._split(split).select(["step", "problem_id", "reward"])
+        table = table.filter(pc.is_valid(table["reward"]))
         if step is not None:
             table = table.filter(pc.equal(table["step"], step))
         found = table.group_by("problem_id").aggregate([("reward", "mean"), ("reward", "count"), ("step", "max")])
@@ -360,7 +371,10 @@ def _empty() -> pa.Table:
 
 def _columns(path: Path, kind: TableKind, names: Sequence[str]) -> pa.Table:
     """Some columns of a table file, which have the same place in every version; the others' bytes are not read."""
-    options = pa.ipc.IpcReadOptions(included_fields=[kind.schema.get_field_index(name) for name in names])
+    included = [kind.schema.get_field_index(name) for name in names]
+    options = pa.ipc.IpcReadOptions(
+        included_fields=included, use_threads=False
+    )  # of parts, `_READERS` are read at once
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source, options=options).read_all().select(list(names)).replace_schema_metadata(None)
 

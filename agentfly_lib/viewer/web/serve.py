@@ -50,7 +50,7 @@ def serve_viewer(run: Path, *, host: str, port: int, other: Path | None = None) 
 
 
 def export_run(run: Path, path: Path, *, group: str | None = None, step: int | None = None, count: int = 24) -> int:
-    """Writes trajectories to a file of the kind that its name ends in; returns how many it may hold.
+    """Writes trajectories to a file of the kind that its name ends in; returns how many it holds.
 
     Without a group and a step, an HTML file shows the run and a sample of `count` trajectories; `.jsonl` and `.parquet`
     hold all training trajectories, as far as one file goes. Raises `UserError` if there is nothing to write.
@@ -64,8 +64,9 @@ def export_run(run: Path, path: Path, *, group: str | None = None, step: int | N
     if kind == "html" and group is None and step is None:
         if not shelf.catalog.table().num_rows:
             raise UserError(f"{run} has no trajectories yet")
-        write_bytes(path, run_html(shelf, count=count).encode(errors="replace"))
-        return min(count, shelf.catalog.table().num_rows)
+        page, shown = run_html(shelf, count=min(count, MOST_EXPORTED["html"]))
+        write_bytes(path, page.encode(errors="replace"))
+        return shown
     if group is not None and step is None:
         number = group.partition("-")[0]
         if not number.isdigit():
@@ -73,13 +74,15 @@ def export_run(run: Path, path: Path, *, group: str | None = None, step: int | N
         step = int(number)
     rows = exported(shelf, Filters(step=step), kind, None if group is None else {"group": group})
     if kind == "html":
-        write_bytes(path, selection_html(shelf, rows).encode(errors="replace"))
+        page, shown = selection_html(shelf, rows)
+        write_bytes(path, page.encode(errors="replace"))
     else:
+        shown = len(rows)
         with atomic_file(path) as temporary:
             (write_jsonl if kind == "jsonl" else write_parquet)(temporary, shelf, rows)
     if len(rows) == MOST_EXPORTED[kind]:
         logger.warning("%s holds the first %d trajectories; name a --step for others", path, len(rows))
-    return len(rows)
+    return shown
 
 
 def _chat(run: Path) -> TokenText | None:
