@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from agentfly_lib.rewards.call import CallFailed, CallTimedOut, call_reward
 from agentfly_lib.rewards.composite import CompositeReward
 from agentfly_lib.rewards.group_reward import GroupReward
 from agentfly_lib.rewards.reward import Reward, Verdict
+from agentfly_lib.together import together
 from agentfly_lib.types import Problem, Trajectory
 
 __all__ = ["Answer", "Asker"]
@@ -53,11 +54,11 @@ class Asker:
     async def ask_group(self, reward: Reward, trajectories: Sequence[Trajectory], problem: Problem) -> list[Answer]:
         """All chains of a problem, by a reward of any kind; none of them may have failed."""
         if isinstance(reward, CompositeReward):
-            parts = await _together([self.ask_group(part.reward, trajectories, problem) for part in reward.parts])
+            parts = await together([self.ask_group(part.reward, trajectories, problem) for part in reward.parts])
             return [_combined(reward, answers) for answers in zip(*parts, strict=True)]
         if isinstance(reward, GroupReward):
             return await self._ask_whole(reward, trajectories, problem)
-        return await _together([self.ask(reward, trajectory, problem) for trajectory in trajectories])
+        return await together([self.ask(reward, trajectory, problem) for trajectory in trajectories])
 
     async def _ask_whole(
         self, reward: GroupReward, trajectories: Sequence[Trajectory], problem: Problem
@@ -122,9 +123,3 @@ def _combined(reward: CompositeReward, answers: Sequence[Answer]) -> Answer:
         if answer.verdict is None and not part.optional
     )
     return Answer(error=next(missing))
-
-
-async def _together(work: Sequence[Coroutine[Any, Any, Read]]) -> list[Read]:
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(item) for item in work]
-    return [task.result() for task in running]

@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from agentfly_lib.configs.base import Config
 from agentfly_lib.errors import ConfigError, InfrastructureError
 from agentfly_lib.tools.search import SearchHit
+
+if TYPE_CHECKING:
+    from httpx import AsyncClient
 
 __all__ = ["EndpointProvider", "RateLimit", "SearxngSettings", "SerperSettings"]
 
@@ -102,20 +106,23 @@ class RateLimit:
     def __init__(self, per_second: float) -> None:
         self._interval = 1.0 / per_second
         self._free_at = 0.0
+        self._lock = threading.Lock()
 
     def delay(self, now: float) -> float:
         """Seconds that a request of this moment has to wait; each call takes one moment."""
-        start = max(now, self._free_at)
-        self._free_at = start + self._interval
+        with self._lock:
+            start = max(now, self._free_at)
+            self._free_at = start + self._interval
         return start - now
 
 
 class EndpointProvider:
-    """Asks an endpoint."""
+    """Asks an endpoint, over connections that each event loop keeps until it ends."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
         self._limit = RateLimit(settings.requests_per_second)
+        self._clients: dict[asyncio.AbstractEventLoop, tuple[AsyncClient, AsyncGenerator[AsyncClient]]] = {}
         self._known: OrderedDict[tuple[str, int], list[SearchHit]] = OrderedDict()
 
     async def search(self, query: str, count: int) -> list[SearchHit]:
@@ -149,8 +156,7 @@ class EndpointProvider:
         try:
             async with (
                 asyncio.timeout(self._settings.timeout_seconds),
-                httpx.AsyncClient(timeout=self._settings.timeout_seconds, headers=_PLAIN, trust_env=False) as client,
-                client.stream(**request) as response,
+                (await self._client()).stream(**request) as response,
             ):
                 data = await self._read(response)
         except (httpx.TransportError, TimeoutError) as error:
@@ -171,6 +177,24 @@ class EndpointProvider:
                 f"{type(error).__name__}: {error}",
                 where="tool:web_search",
             ) from error
+
+    async def _client(self) -> AsyncClient:
+        """This event loop's, held by an asynchronous generator: the loop closes those when it ends."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            holder = self._hold(loop)
+            self._clients[loop] = await anext(holder), holder
+        return self._clients[loop][0]
+
+    async def _hold(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[AsyncClient]:
+        import httpx
+
+        client = httpx.AsyncClient(timeout=self._settings.timeout_seconds, headers=_PLAIN, trust_env=False)
+        try:
+            yield client
+        finally:
+            del self._clients[loop]
+            await client.aclose()
 
     async def _read(self, response: Any) -> bytes:
         data = bytearray()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import parse_qs, urlsplit
@@ -125,20 +126,26 @@ class Endpoint:
 
     def __init__(self, answers: list[tuple[int, str, str]]) -> None:
         self.answers = answers
+        self.keeps = False
+        self.connections: set[tuple[str, int]] = set()
         self.asked: list[tuple[str, dict[str, list[str]], str, str]] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.connections.add(writer.get_extra_info("peername"))
         method, path, _ = head.split("\r\n", 1)[0].split()
         length = next((int(line[15:]) for line in head.lower().split("\r\n") if line.startswith("content-length")), 0)
         body = (await reader.readexactly(length)).decode()
         self.asked.append((method, parse_qs(urlsplit(path).query), head, body))
         status, headers, text = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         data = text.encode()
-        writer.write(
-            f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n{headers}Connection: close\r\n\r\n".encode() + data
-        )
+        if not self.keeps:
+            headers += "Connection: close\r\n"
+        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n{headers}\r\n".encode() + data)
         await writer.drain()
+        if self.keeps:
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                await self.serve(reader, writer)
         writer.close()
 
 
@@ -184,6 +191,17 @@ class TestEndpoints:
         for query in ("a", "a", "b", "a"):
             await provider.search(query, 2)
         assert [query["q"] for _, query, _, _ in endpoint.asked] == [["a"], ["b"], ["a"]]
+
+    async def test_a_connection_is_kept_until_the_loop_ends(self, engine):
+        endpoint, url = await engine((200, "", SEARXNG))
+        endpoint.keeps = True
+        provider = EndpointProvider(SearxngSettings(url=url, **FAST))
+        for query in "abc":
+            await provider.search(query, 1)
+        assert (len(endpoint.asked), len(endpoint.connections)) == (3, 1)
+        await asyncio.to_thread(asyncio.run, provider.search("d", 1))  # in another loop, which has ended now
+        assert (len(endpoint.asked), len(endpoint.connections)) == (4, 2)
+        assert list(provider._clients) == [asyncio.get_running_loop()]
 
     async def test_a_busy_one_is_asked_again(self, engine):
         endpoint, url = await engine((503, "", ""), (429, "Retry-After: 0\r\n", ""), (200, "", SEARXNG))
