@@ -587,9 +587,9 @@ def _deploy(config: RunConfig, recipe: Path, overrides: list[str], *, name: str 
     prepare_environment(config.run.root, quiet=True)
     make_home()
     trigger = _entry("agentfly.operations", "trigger")
-    options = {"files": data_files(config), "name": name, "served": served, "wait": wait, "say": typer.echo}
+    options = {"files": data_files(config), "name": name, "served": served, "root": config.run.root}
     try:
-        ended = asyncio.run(trigger(recipe, changes, **options))
+        ended = asyncio.run(trigger(recipe, changes, **options, wait=wait, say=typer.echo))
     except KeyboardInterrupt:
         typer.echo("the run continues on its worker; cancel it on its Prefect page", err=True)
         sys.exit(130)

@@ -46,6 +46,7 @@ async def trigger(
     files: Mapping[str, Path],
     name: str | None,
     served: str | None,
+    root: Path,
     wait: bool,
     say: Callable[[str], None],
 ) -> FlowRunEnd:
@@ -55,7 +56,7 @@ async def trigger(
         changes: keys of the recipe to change, nested as in it.
         files: what the recipe reads its problems from, by the keys that name them.
         name: the deployment; the one whose recipe this is if None, else `recipe`.
-        served: the API of a server to ask if Prefect's own settings name none.
+        served: the API of a server to ask if Prefect's own settings name none; `agentfly serve` keeps it over `root`.
         wait: until the flow run has ended; `say` hears of its states.
 
     Raises `ConfigError` if there is no server, no such deployment, no worker that would take the run, or no such file
@@ -64,8 +65,9 @@ async def trigger(
     url = PREFECT_API_URL.value() or served
     if url is None:
         raise ConfigError(
-            "--deploy needs a Prefect server: start one in another terminal (agentfly serve), or name one with "
-            "PREFECT_API_URL"
+            f"--deploy needs a Prefect server, and no agentfly serve keeps one over {root} (run.root): start one in "
+            f"another terminal (agentfly serve --root {root}), name the folder of one that runs with --set "
+            "run.root=DIR, or name a server with PREFECT_API_URL"
         )
     shown = without_password(url)
     with temporary_settings({PREFECT_API_URL: url}):

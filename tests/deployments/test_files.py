@@ -95,6 +95,16 @@ def test_kustomize_finds_everything():
     assert (KUBERNETES / "mlflow.sql").read_text() == (ROOT / "postgres" / "mlflow.sql").read_text()
 
 
+def test_the_deployment_of_ones_own_fits_into_the_registry():
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    registry = (ROOT.parent / "prefect.yaml").read_text()
+    added = yaml.safe_load(f"{registry}\n{block}")["deployments"][-1]
+    known = {key for entry in deployments() for key in entry}
+    assert set(added) <= known
+    assert added["work_pool"]["work_queue_name"] == "device"
+    assert added["parameters"]["config"]["recipe"].endswith(".toml")
+
+
 def test_make_check_installs_what_checks_these_files():
     command = ["make", "--dry-run", "--what-if=requirements/tools.lock", "check"]
     done = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, timeout=120, check=True)

@@ -86,7 +86,14 @@ def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer
 
 async def run(recipe: str, changes: dict[str, Any] | None = None, **options: Any) -> tuple[FlowRunEnd, list[str]]:
     said: list[str] = []
-    values: dict[str, Any] = {"files": {}, "name": None, "served": "http://127.0.0.1:4200/api", "wait": False} | options
+    api = "http://127.0.0.1:4200/api"
+    values: dict[str, Any] = {
+        "files": {},
+        "name": None,
+        "served": api,
+        "root": Path("elsewhere"),
+        "wait": False,
+    } | options
     return await trigger(Path(recipe), changes or {}, say=said.append, **values), said
 
 
@@ -135,7 +142,7 @@ async def test_it_follows_a_run_to_its_end_over_a_server_that_is_away(server: Fa
 class TestRefusals:
     async def test_no_server(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module.PREFECT_API_URL, "value", lambda: None, raising=False)
-        with pytest.raises(ConfigError, match=r"needs a Prefect server.*agentfly serve"):
+        with pytest.raises(ConfigError, match=r"needs a Prefect server.*agentfly serve --root elsewhere"):
             await run("recipes/ci.toml", served=None)
 
     async def test_a_server_that_does_not_answer(self, folder: Path) -> None:
