@@ -1,5 +1,5 @@
-"""What tests of several areas share: one private Ray for the whole session, because a process can have only one, a look
-at where processes listen, and a server that misbehaves on demand."""
+"""What tests of several areas share: who runs what when, one private Ray for the whole session, because a process can
+have only one, an empty database, a look at where processes listen, and a server that misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +64,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return next((files[0] for files in _TOGETHER if file in files), file)
 
     return Together(config, log)
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database with nothing in it: making one takes seconds, copying it none."""
+    from mlflow.tracking import MlflowClient
+
+    file = tmp_path_factory.mktemp("store") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
+    return file
 
 
 @pytest.fixture(scope="session")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from agentfly_lib.configs import config_toml, load_config
+from agentfly_lib.configs.run import TrackingConfig
 from agentfly_lib.errors import UserError
 from agentfly_lib.evaluation.intervals import mean_interval
 from agentfly_lib.evaluation.report import EvaluationReport, write_report
 from agentfly_lib.evaluation.runs import compare_runs, find_runs, read_run
 from agentfly_lib.store.layout import RunDirectory
-from agentfly_lib.viewer.compare import show_comparison
+from agentfly_lib.tracking.tracker import Tracker
+from agentfly_lib.viewer.compare import show_comparison, track_comparison
 from agentfly_lib.viewer.compare_report import runs_text
 
 
@@ -121,15 +124,20 @@ def test_runs_are_listed_and_a_damaged_one_is_named(make_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_comparison_goes_to_mlflow(make_run, tmp_path):
+def test_the_comparison_goes_to_mlflow(make_run, tmp_path, empty_store):
     import mlflow
 
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
     runs = [make_run("a", {2: problems(0.5)}), make_run("b", {2: problems(1.0)})]
-    show_comparison(runs, track=True)
+    with Tracker.open(runs[0], TrackingConfig(), run_name="a", root=tmp_path):
+        pass
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("agentfly")
     assert experiment is not None
+    (before,) = client.search_runs([experiment.experiment_id])
+    track_comparison(runs)
     (found,) = client.search_runs([experiment.experiment_id])
+    assert (found.info.status, found.info.end_time) == ("FINISHED", before.info.end_time)
     names = {file.path for file in client.list_artifacts(found.info.run_id)}
     assert "comparison.md" in names
     assert {file.path for file in client.list_artifacts(found.info.run_id, "figures")} == {"figures/comparison.png"}
