@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, Self
 
 from agentfly_lib.agents.blocking import run_blocking
@@ -329,8 +329,7 @@ def as_tools(
     for item in tools:
         tool = get_tool(item) if isinstance(item, str) else item
         if not isinstance(tool, Tool):
-            label = getattr(item, "__name__", repr(item))
-            raise ConfigError(f"{label} is a {type(item).__name__}, not a tool; put @tool on it, or give a tool's name")
+            raise _unusable(item, "tool", 'tools=["{}"]')
         if tool.needs_instance:
             raise ConfigError(f"tool {tool.name!r} is a method; take it from an instance")
         if tool.name in found:
@@ -367,9 +366,16 @@ def as_reward(reward: Reward | str) -> Reward:
     """A reward, or the one of that name. Raises `ConfigError`."""
     found = get_reward(reward) if isinstance(reward, str) else reward
     if not isinstance(found, Reward):
-        label = getattr(reward, "__name__", repr(reward))
-        raise ConfigError(f"{label} is a {type(reward).__name__}, not a reward; put @reward on it, or give a name")
+        raise _unusable(reward, "reward", 'reward_fn="{}"')
     return found
+
+
+def _unusable(item: Any, noun: str, by_name: str) -> ConfigError:
+    """The error for something that is none. Ours stand in a module of the same name, which is easily taken for it."""
+    label = getattr(item, "__name__", repr(item))
+    if isinstance(item, ModuleType):
+        return ConfigError(f"{label} is a module, not a {noun}; write {by_name.format(label.rpartition('.')[2])}")
+    return ConfigError(f"{label} is a {type(item).__name__}, not a {noun}; put @{noun} on it, or give a {noun}'s name")
 
 
 def _check_limits(**limits: float) -> None:

@@ -17,8 +17,8 @@ from agentfly_lib.agents.backend import HostedVllm
 from agentfly_lib.configs import VllmEngineConfig
 from agentfly_lib.errors import ConfigError, DataError, EngineError, InfrastructureError
 from agentfly_lib.inference import GenerationRequest, ScriptedGenerate
-from agentfly_lib.rewards import reward
-from agentfly_lib.tools import ToolContext, calculator, tool
+from agentfly_lib.rewards import anls, reward
+from agentfly_lib.tools import ToolContext, calculator, code_interpreter, tool
 from agentfly_lib.types import FinishReason, Problem, StopReason
 
 MESSAGES = [{"role": "user", "content": "What is the result of 1 + 1?"}]
@@ -323,9 +323,11 @@ class TestConstruction:
             ({"tools": "calculator"}, "tools is 'calculator' alone, not a list"),
             ({"tools": calculator}, "tools is 'calculator' alone, not a list"),
             ({"tools": [len]}, "len is a builtin_function_or_method, not a tool; put @tool on it"),
+            ({"tools": [code_interpreter]}, r'module, not a tool; write tools=\["code_interpreter"\]'),
             ({"tools": [calculator, calculator]}, "two tools are called 'calculator'"),
             ({"reward_fn": "math_equls"}, "did you mean 'math_equal'"),
             ({"reward_fn": len}, "not a reward; put @reward on it"),
+            ({"reward_fn": anls}, r'rewards\.anls is a module, not a reward; write reward_fn="anls"'),
         ],
     )
     def test_what_cannot_be_used_is_named(self, model_path, settings, message):
