@@ -25,7 +25,7 @@ from agentfly_lib import watchdog
 from agentfly_lib.configs.run import RayConfig
 from agentfly_lib.errors import ConfigError
 
-__all__ = ["Bundle", "bundle_gpus", "bundle_options", "end_actors", "gpu_count", "start_ray"]
+__all__ = ["Bundle", "bundle_gpus", "bundle_options", "end_actors", "gpu_count", "private_folder", "start_ray"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterato
             finally:
                 ray.shutdown()
     else:
-        with _environment(_RAY_ENVIRONMENT | _LOOPBACK_ONLY), _private_folder() as folder, _token(folder):
+        with _environment(_RAY_ENVIRONMENT | _LOOPBACK_ONLY), private_folder() as folder, _token(folder):
             import ray
             from ray._private import ray_constants
 
@@ -216,9 +216,12 @@ def gpu_count() -> int:
 
 
 @contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    """A private folder under /tmp (socket paths must be short), with a watchdog that ends what uses it after us."""
-    folder = Path(tempfile.mkdtemp(prefix="agentfly-", dir="/tmp"))
+def private_folder(parent: Path | None = None, *, prefix: str = "agentfly-") -> Iterator[Path]:
+    """A private folder, with a watchdog that ends what uses it after us, and removes it.
+
+    parent: where; without one under /tmp, for Ray, whose socket paths must be short.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent or "/tmp"))  # noqa: S108 - private, and short
     command = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as dog:
         try:
@@ -229,7 +232,7 @@ def _private_folder() -> Iterator[Path]:
             try:
                 dog.wait(timeout=30)
             except subprocess.TimeoutExpired:
-                logger.warning("processes of the private Ray may still run; its folder is %s", folder)
+                logger.warning("processes may still use the private folder %s, which is left", folder)
                 dog.kill()
 
 

@@ -172,11 +172,16 @@ def _memory_findings(
 ) -> list[Finding]:
     found: list[Finding] = []
     claims = [(part, rank.total if part.kind == "rank" else engine.total) for part in placed]
-    host = sum(size for part, size in claims if part.device == "cpu")
     kept = serves_adapters(config)  # other engines forget their weights when they sleep, for they are sent new ones
-    sleeping = sum(engine.weights * len(part.gpus) * kept for part in placed if part.kind == "engine" and part.shared)
-    host_parts = "processes on the CPU" if not sleeping else "processes on the CPU and the weights of sleeping engines"
-    found += _check("this machine's memory", host + sleeping, machine.memory_bytes, host_parts)
+    engines = [part for part in placed if part.kind == "engine"]
+    host = {
+        "processes on the CPU": sum(size for part, size in claims if part.device == "cpu"),
+        "what ranks offload": rank.host * (len(placed) - len(engines)),
+        "copies for checkpoints and engines": rank.copies,
+        "weights of sleeping engines": sum(engine.weights * len(part.gpus) * kept for part in engines if part.shared),
+    }
+    parts = ", ".join(name for name, size in host.items() if size)
+    found += _check("this machine's memory", sum(host.values()), machine.memory_bytes, parts, host=True)
     if machine.gpu_memory_bytes:
         crowded = {gpu for part in placed if part.kind == "rank" for gpu in part.gpus}
         for part, size in claims:
@@ -202,12 +207,17 @@ def _memory_findings(
 
 def _beside(part: Placed, rank: RankMemory, engine: EngineMemory) -> int:
     """Bytes on a shared GPU that are not this part's while it works: a resting rank's, or a sleeping engine's."""
-    return rank.resting if part.kind == "engine" else engine.context
+    return rank.resting + rank.shared if part.kind == "engine" else engine.context
 
 
-def _check(where: str, size: int, room: int, who: str) -> list[Finding]:
+def _check(where: str, size: int, room: int, who: str, *, host: bool = False) -> list[Finding]:
     used = f"{who} would take {size / 2**30:.1f} GiB of the {room / 2**30:.1f} GiB it has on {where}"
     remedy = "; lower learner.microbatch_tokens, raise learner.zero_stage or set learner.gradient_checkpointing"
+    if host:
+        remedy = (
+            "; offload less (learner.offload), lower learner.microbatch_tokens of ranks on the CPU, train adapters "
+            "(learner.lora), or use a machine with more memory"
+        )
     if size > room:
         return [Finding(level="fail", text=used + remedy)]
     if size > _COMFORTABLE * room:

@@ -25,7 +25,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from agentfly_lib.errors import ShardError, first_line
+from agentfly_lib.configs import LearnerConfig
+from agentfly_lib.errors import ConfigError, ShardError, first_line
 from agentfly_lib.refs import CheckpointRef
 from agentfly_lib.store.atomic import sync_directory, write_json
 
@@ -37,6 +38,7 @@ __all__ = [
     "newest_checkpoint",
     "prune",
     "read_state",
+    "require_resumable",
     "seal",
     "staging_directory",
     "verify_checkpoint",
@@ -158,6 +160,16 @@ def verify_checkpoint(ref: CheckpointRef) -> None:
                 f"{ref.path / file.path} does not match its checksum: {digest[:12]}… instead of {file.sha256[:12]}…; "
                 f"delete {ref.path} to go on from an older checkpoint"
             )
+
+
+def require_resumable(learner: LearnerConfig, checkpoint: Path) -> None:
+    """Raises `ConfigError` if the learner cannot go on from a checkpoint, whatever that holds."""
+    if learner.offload.optimizer == "nvme":
+        raise ConfigError(
+            f"{checkpoint} cannot be resumed from: DeepSpeed does not restore the moments of an optimizer that is kept "
+            f'on a disk (learner.offload.optimizer="nvme"). Start a new run from {checkpoint / "hf"}, with '
+            'learner.offload.optimizer="cpu" if it is to be resumed'
+        )
 
 
 def read_state(path: Path) -> CheckpointState:

@@ -8,6 +8,8 @@ What is special here, and why:
   extension for minutes.
 - `GuardedAdamW` refuses a step whose gradient is not finite on any rank, whatever the ZeRO stage does about it.
 - The gradient norm is computed here for stage 0, where DeepSpeed reports none.
+- At stage 3 each weight is dealt out to the ranks as soon as it reaches the GPU; handed an ordinary module, DeepSpeed
+  would first move all of it there.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import logging
+import math
 import os
 import socket
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,15 +30,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from agentfly_lib.cluster import private_folder
 from agentfly_lib.configs import LearnerConfig, OffloadConfig, OptimConfig
 from agentfly_lib.errors import ConfigError, LearnerError
 from agentfly_lib.training.identity import extensions_directory
 from agentfly_lib.training.policy import PolicyModule
 from agentfly_lib.training.saving import Files, captured
 
-__all__ = ["GuardedAdamW", "TrainingEngine", "join_process_group"]
+__all__ = ["GuardedAdamW", "TrainingEngine", "give_back_cache", "join_process_group"]
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+REDUCE_BUCKET = 500_000_000
+"""Gradients that are exchanged together, at most; DeepSpeed's own default, which it would reserve for small models too.
+"""
 
 
 class GuardedAdamW(torch.optim.AdamW):
@@ -70,12 +78,23 @@ class TrainingEngine:
         optim: OptimConfig,
         device: torch.device,
         universal: bool = False,
+        owner: str = "learner",
     ) -> None:
-        """`universal`: `load` will read what `reshape.universal_checkpoint` has made."""
-        if learner.offload.nvme:
+        """`universal`: `load` will read what `reshape.universal_checkpoint` has made. `owner` begins the name of the
+        folder for what is offloaded to a disk."""
+        self._closing = ExitStack()
+        offload = learner.offload
+        if offload.nvme:
             _require_async_io()
+            offload = offload.model_copy(update={"nvme_path": _swap(self._closing, offload, owner)})
         import deepspeed
 
+        config = _deepspeed_config(learner, optim, policy, offload=offload, universal=universal)
+        if learner.zero_stage == 3:
+            for parameter in policy.parameters():
+                parameter.data = parameter.data.to(getattr(torch, learner.dtype))
+            deepspeed.zero.Init(module=policy, config_dict_or_path=config)
+            policy.to(device)  # buffers; of its parameters nothing is left outside of a forward pass
         self.device = device
         self.zero_stage = learner.zero_stage
         self._partly_frozen = any(not parameter.requires_grad for parameter in policy.parameters())
@@ -92,9 +111,7 @@ class TrainingEngine:
         if self._partly_frozen:  # DeepSpeed alone would leave in what is tied
             policy.register_state_dict_post_hook(_without_frozen)
         # Any: which optimizer class stands there depends on stage and type, and the stubs know only some.
-        self.deepspeed: Any = deepspeed.initialize(
-            model=policy, optimizer=self.optimizer, config=_deepspeed_config(learner, optim, universal=universal)
-        )[0]
+        self.deepspeed: Any = deepspeed.initialize(model=policy, optimizer=self.optimizer, config=config)[0]
         self.deepspeed.train()  # models come in the other mode, in which none recomputes its activations
         self._reports_norm = self.deepspeed.optimizer is not self.optimizer
         self._norm = 0.0
@@ -158,19 +175,28 @@ class TrainingEngine:
         self.deepspeed.load_checkpoint(str(directory), tag=tag, load_module_strict=not self._partly_frozen)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """What is saved of this rank, each tensor once: weights, the optimizer's copies of them, its state."""
+        """What is saved of this rank, each tensor once: its share of the optimizer's copies of weights, and of its
+        state. The first rank alone saves weights, and at stage 0, where all hold the same, everything."""
         groups = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
         states = (value for state in self.optimizer.state.values() for value in state.values())
         trained = (parameter for parameter in self._policy.parameters() if parameter.requires_grad)
+        parts = [trained, groups, states] if dist.get_rank() == 0 else [groups, states] if self.zero_stage else []
         seen: set[int] = set()
-        for value in itertools.chain(trained, groups, states):
+        for value in itertools.chain(*parts):
             if isinstance(value, torch.Tensor) and id(value) not in seen:
                 seen.add(id(value))
                 yield value
 
     def close(self) -> None:
-        """Gives back what DeepSpeed registered (hooks, buffers)."""
+        """Gives back what DeepSpeed registered (hooks, buffers), and removes what it keeps on a disk."""
         self.deepspeed.destroy()
+        self._closing.close()
+
+
+def give_back_cache(device: torch.device) -> None:
+    """Of a GPU, what torch keeps for its next allocations: an engine may share the card, and is about to work."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def join_process_group(*, rank: int, world: int, address: str, port: int, device: torch.device) -> None:
@@ -224,12 +250,19 @@ def _store(*, rank: int, world: int, address: str, port: int) -> Store:
     return TCPStore(address, port, world, is_master=rank == 0, timeout=COLLECTIVE_TIMEOUT, master_listen_fd=listener)
 
 
-def _deepspeed_config(learner: LearnerConfig, optim: OptimConfig, *, universal: bool) -> dict[str, Any]:
+def _deepspeed_config(
+    learner: LearnerConfig, optim: OptimConfig, policy: torch.nn.Module, *, offload: OffloadConfig, universal: bool
+) -> dict[str, Any]:
+    trained = sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": optim.max_grad_norm,
-        "zero_optimization": {"stage": learner.zero_stage, **_offload(learner.offload)},
+        "zero_optimization": {
+            "stage": learner.zero_stage,
+            "reduce_bucket_size": min(REDUCE_BUCKET, trained),
+            **_offload(offload, policy),
+        },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "checkpoint": {"load_universal": universal},
@@ -238,15 +271,32 @@ def _deepspeed_config(learner: LearnerConfig, optim: OptimConfig, *, universal: 
     }
     if learner.dtype == "bfloat16":
         config["bf16"] = {"enabled": True}
-        if learner.zero_stage == 1:  # the one stage that can keep float32 sums beside bfloat16 gradients
+        if learner.zero_stage:  # else it has no sums in float32 for gradients in bfloat16
             config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config
 
 
-def _offload(offload: OffloadConfig) -> dict[str, Any]:
+def _offload(offload: OffloadConfig, policy: torch.nn.Module) -> dict[str, Any]:
     places = {"offload_optimizer": offload.optimizer, "offload_param": offload.parameters}
     folder = {"nvme_path": str(offload.nvme_path)} if offload.nvme else {}
-    return {key: {"device": device, **folder} for key, device in places.items() if device != "none"}
+    found: dict[str, Any] = {key: {"device": device, **folder} for key, device in places.items() if device != "none"}
+    if offload.parameters == "nvme":  # each rank's share of a weight must fit into a buffer
+        largest = max(parameter.numel() for parameter in policy.parameters())
+        found["offload_param"]["buffer_size"] = math.ceil(largest / dist.get_world_size())
+    return found
+
+
+def _swap(closing: ExitStack, offload: OffloadConfig, owner: str) -> Path:
+    """A folder on the disk that no other learner knows: DeepSpeed's own names in it are the same for all of them.
+
+    It goes with `closing` or, through a watchdog, with this process. Raises `ConfigError` if it cannot be made.
+    """
+    assert offload.nvme_path is not None
+    try:
+        offload.nvme_path.mkdir(parents=True, exist_ok=True)
+        return closing.enter_context(private_folder(offload.nvme_path.resolve(), prefix=f"agentfly-{owner}-"))
+    except OSError as error:
+        raise ConfigError(f"learner.offload.nvme_path={offload.nvme_path} cannot be used: {error.strerror}") from error
 
 
 def _require_async_io() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,12 +33,13 @@ from agentfly_lib.training.checkpoint import (
     CheckpointState,
     copy_model_files,
     read_state,
+    require_resumable,
     seal,
     staging_directory,
     verify_checkpoint,
 )
 from agentfly_lib.training.disk import free_bytes, require_space, writing
-from agentfly_lib.training.engine import TrainingEngine, join_process_group
+from agentfly_lib.training.engine import TrainingEngine, give_back_cache, join_process_group
 from agentfly_lib.training.identity import differences, training_identity
 from agentfly_lib.training.liger import use_liger
 from agentfly_lib.training.lora import adapter_files, add_adapters, without_adapters
@@ -79,6 +81,8 @@ class LearnerRank:
         """Version of the weights it holds; -1 before `setup`."""
         self.clean = False
         """False during an update, and for good once one failed half-way: the weights are then of no version."""
+        self._saving = threading.Lock()
+        """Held by who begins a checkpoint, or waits for one: `finish_checkpoint` is called beside everything else."""
 
     def setup(
         self,
@@ -129,7 +133,12 @@ class LearnerRank:
         )
         universal = state is not None and needs_universal(state, ranks=world, zero_stage=config.learner.zero_stage)
         self.engine = TrainingEngine(
-            policy, learner=config.learner, optim=config.optim, device=self.device, universal=universal
+            policy,
+            learner=config.learner,
+            optim=config.optim,
+            device=self.device,
+            universal=universal,
+            owner=config.run.name,
         )
         self._reference = self._load_reference(dtype)
         self._report: StepReport | None = None
@@ -145,6 +154,7 @@ class LearnerRank:
             self.policy_version, self._nonfinite = state.policy_version, state.nonfinite_in_row
         dist.barrier()
         self.clean = True
+        give_back_cache(self.device)
         return self.policy_version
 
     def update(self, directory: Path, step: int) -> StepReport:
@@ -233,6 +243,7 @@ class LearnerRank:
             weights_digest=weights_digest(self._canary),
         )
         self.clean = True
+        give_back_cache(self.device)
         return self._report
 
     @property
@@ -313,39 +324,39 @@ class LearnerRank:
             self._write_adapter(path, weights, version)
         return self._known_canary()
 
-    def save_checkpoint(self, path: Path) -> CheckpointRef | None:
-        """Writes everything a resume needs to `path` (its name is the version). Collective; rank 0 returns the ref.
-
-        Raises `ShardError` if it does not fit or cannot be written; nothing of it is left then.
-        """
-        self.begin_checkpoint(path)
-        return self._saves.result(seconds=self.config.learner.update_timeout_seconds)
-
     def begin_checkpoint(self, path: Path) -> None:
-        """`save_checkpoint`, of which only the copying to host memory is waited for. Collective.
+        """Copies everything that a resume needs to host memory, and has it written to `path` (its name is the version)
+        in the background. Collective; `finish_checkpoint` tells how that went.
 
-        An earlier one that is still being written is waited for first, and its error is raised.
+        An earlier one that is still being written is waited for first, and its error is raised. Raises `ShardError` if
+        the disk has no room for it; nothing of it is left then.
         """
         if not self.clean:
             raise LearnerError("an update failed half-way; these weights are of no version and are not saved")
-        self._saves.result(seconds=self.config.learner.update_timeout_seconds)
-        try:
-            with writing(path):
-                self._begin(path)
-        except ShardError:
-            shutil.rmtree(staging_directory(path), ignore_errors=True)
-            raise
+        with self._saving:
+            self._saves.result(seconds=self.config.learner.update_timeout_seconds)
+            try:
+                with writing(path):
+                    self._begin(path)
+            except ShardError:
+                shutil.rmtree(staging_directory(path), ignore_errors=True)
+                raise
+        give_back_cache(self.device)
 
     def finish_checkpoint(self, *, seconds: float) -> tuple[bool, CheckpointRef | None]:
         """Whether nothing is being written (after at most `seconds`), and what this rank has sealed since last asked.
 
-        Raises what a save that was begun failed with, once.
+        Raises what a save that was begun failed with, once. Another thread may call it, during an update too.
         """
+        end = time.monotonic() + seconds
+        if not self._saving.acquire(timeout=seconds):
+            return False, None
         try:
-            ref = self._saves.result(seconds=seconds)
+            return True, self._saves.result(seconds=max(end - time.monotonic(), 0.0))
         except TimeoutError:
             return False, None
-        return True, ref
+        finally:
+            self._saving.release()
 
     def close(self) -> None:
         """Gives back the engine; the object cannot be used afterwards. The process stays a rank of its group."""
@@ -425,6 +436,7 @@ class LearnerRank:
         if self.rank == 0:  # one reader is enough; nobody loads before the first collective, which rank 0 enters later
             verify_checkpoint(checkpoint)
         state, learner = read_state(checkpoint.path), self.config.learner
+        require_resumable(learner, checkpoint.path)
         wanted = (self.world, learner.zero_stage, learner.dtype)
         if (state.ranks, state.zero_stage, state.dtype) != wanted:
             possible = can_reshape(state, zero_stage=learner.zero_stage, dtype=learner.dtype)

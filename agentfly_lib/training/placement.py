@@ -12,19 +12,14 @@ from agentfly_lib.cluster import bundle_options, gpu_count
 from agentfly_lib.configs import RunConfig
 from agentfly_lib.inference.placement import place
 
-__all__ = ["rank_gpus", "rank_options"]
-
-
-def rank_gpus(config: RunConfig, gpus: int) -> float:
-    """GPUs that each rank claims where the cluster has `gpus` in all; 0 if the learner runs on CPUs.
-
-    Raises `ConfigError` if they are too few.
-    """
-    return place(config, gpus).rank_gpus
+__all__ = ["rank_options"]
 
 
 def rank_options(config: RunConfig, rank: int, *, namespace: str) -> dict[str, Any]:
-    """Options of a rank's Ray actor: its GPU and its place in the group. Ray must be running."""
+    """Options of a rank's Ray actor: its GPU and its place in the group. Ray must be running.
+
+    Raises `ConfigError` if there are too few GPUs.
+    """
     placement = place(config, gpu_count())
     if not placement.ranks:
         return {"num_gpus": 0}

@@ -30,7 +30,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from agentfly_lib.configs import LearnerConfig, RunConfig
-from agentfly_lib.errors import AgentFlyError, LearnerError
+from agentfly_lib.errors import AgentFlyError, LearnerError, first_line
 from agentfly_lib.orphan import ORPHANED_SECONDS, OrphanTimer
 from agentfly_lib.ray_calls import abandoned_calls_end, ray_call
 from agentfly_lib.refs import CheckpointRef, LearnerRef, ModelRef, StepReport
@@ -83,8 +83,8 @@ def _call(method: Callable[Concatenate[LearnerActor, P], T]) -> Callable[Concate
 
 
 class LearnerActor:
-    """A `LearnerRank` in a process of its own. Calls are served one at a time, and `beat` beside them; without any for
-    hours it ends.
+    """A `LearnerRank` in a process of its own. Calls are served one at a time, and beside them `beat` and
+    `finish_checkpoint`; without any for hours it ends.
     """
 
     def __init__(self, fingerprint: str) -> None:
@@ -158,14 +158,13 @@ class LearnerActor:
     def begin_checkpoint(self, path: Path) -> None:
         self._rank.begin_checkpoint(path)
 
+    @ray.method(concurrency_group="saves")
     @_call
     def finish_checkpoint(self, seconds: float) -> tuple[bool, CheckpointRef | None]:
         return self._rank.finish_checkpoint(seconds=seconds)
 
     @_call
-    def canary(self, token_ids: list[int] | None) -> Canary:
-        if token_ids is not None:
-            return Canary(token_ids=tuple(token_ids), logprobs=tuple(self._rank.canary_logprobs(token_ids)))
+    def canary(self) -> Canary:
         return self._canary(self._rank.canary_logprobs(self._rank.canary_token_ids, self._rank.canary_images))
 
     def _canary(self, logprobs: list[float]) -> Canary:
@@ -270,21 +269,23 @@ class Learner:
         """An address of rank 0 and a free port there."""
         return (await self._all("meeting_point"))[0]
 
-    async def canary(self, token_ids: Sequence[int] | None = None) -> Canary:
-        """Log-probs of a token sequence; without one, of the sequence that `weights_digest` is made from."""
-        return (await self._all("canary", None if token_ids is None else list(token_ids)))[0]
+    async def canary(self) -> Canary:
+        """Log-probs of the token sequence that `weights_digest` is made from."""
+        return (await self._all("canary"))[0]
 
     async def status(self) -> list[LearnerStatus]:
         """What each rank holds."""
-        return await self._all("status", seconds=PING_SECONDS)
+        handles = await ray_call(self._handles)
+        return await _call_all(handles, "status", (), PING_SECONDS)
 
     def close(self) -> None:
         """Ends all ranks. Blocks."""
         _end_named(self._names, self._namespace)
 
-    async def _all(self, method: str, *arguments: Any, seconds: float | None = None) -> list[Any]:
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
         handles = await ray_call(self._handles)
-        return await _call_all(handles, method, arguments, seconds or self._seconds)
+        pulse = Pulse(self._names, computes=method == "update")
+        return await _call_all(handles, method, arguments, self._seconds, pulse=pulse)
 
     def _handles(self) -> dict[str, Any]:
         handles = {name: _find(name, self._namespace) for name in self._names}
@@ -355,7 +356,7 @@ def _start(rank: int, name: str, namespace: str, config: RunConfig, fingerprint:
         "max_restarts": 0,
         "runtime_env": {"env_vars": process_environment(device=device, threads=learner.threads)},
     }
-    return ray.remote(concurrency_groups={"beat": 1})(LearnerActor).options(**options).remote(fingerprint)  # type: ignore[attr-defined]
+    return ray.remote(concurrency_groups={"beat": 1, "saves": 1})(LearnerActor).options(**options).remote(fingerprint)  # type: ignore[attr-defined]
 
 
 async def _held_version(handles: Sequence[Any], fingerprint: str) -> int | None:
@@ -398,11 +399,13 @@ async def _call_all(
     deadline, fault = time.monotonic() + seconds, None
     try:
         while True:
-            left = max(deadline - time.monotonic(), 0.0)
+            now = time.monotonic()
+            left = max(deadline - now, 0.0)
             rest = left if pulse is None else min(left, BEAT_SECONDS)
             done, pending = await asyncio.wait(calls.values(), timeout=rest, return_when=asyncio.FIRST_EXCEPTION)
             failed = any(call.exception() for call in done)
-            fault = None if pulse is None else pulse.fault()
+            stood_still = time.monotonic() - now > rest + SILENT_SECONDS / 2  # this process, which heard nobody then
+            fault = None if pulse is None or stood_still else pulse.fault()
             if failed or fault or not pending or not left:
                 break
         timed_out = bool(pending) and not failed
@@ -455,7 +458,7 @@ def _reason(method: str, errors: dict[str, BaseException]) -> Exception:
         return error.cause
     if isinstance(error, RayActorError):
         return LearnerError(
-            f"the learner's rank {name} died during {method}: {_first_line(error)}. The other ranks were ended; run "
+            f"the learner's rank {name} died during {method}: {first_line(error)}. The other ranks were ended; run "
             f"the same command again to go on from the newest checkpoint"
         )
     if isinstance(error, RayError):
@@ -497,7 +500,3 @@ def _until_gone(names: Sequence[str], namespace: str) -> None:
         if time.monotonic() > deadline:
             raise LearnerError(f"the old ranks {', '.join(names)} do not end; stop Ray (`ray stop`) and try again")
         time.sleep(0.05)  # Ray tells nobody when a name is free again
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from agentfly_lib.errors import LearnerError
 from agentfly_lib.inference.transfer import NcclGroup, TensorMeta, cuda_handle
+from agentfly_lib.training.engine import give_back_cache
 from agentfly_lib.training.weights import whole_weights
 
 __all__ = ["WeightSender"]
@@ -57,6 +58,7 @@ class WeightSender:
     def release(self) -> None:
         """The engines have read what was shared."""
         self._shared.clear()
+        give_back_cache(self._model.device)
 
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return whole_weights(self._model, zero_stage=self._zero_stage)

@@ -81,7 +81,17 @@ def _placement(plan: Plan) -> Table:
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     for column in ("process", "device"):
         table.add_column(column, no_wrap=True)
-    for column in ("weights", "gradients", "optimizer", "reference", "activations", "logits", "cache", "total"):
+    for column in (
+        "weights",
+        "gradients",
+        "optimizer",
+        "reference",
+        "buffers",
+        "activations",
+        "logits",
+        "cache",
+        "total",
+    ):
         table.add_column(column, justify="right")
     for part in plan.placed:
         table.add_row(part.name, _device(part), *_sizes(plan, part))
@@ -102,12 +112,12 @@ def _device(part: Placed) -> str:
 
 def _sizes(plan: Plan, part: Placed) -> list[str]:
     if part.kind == "rank" and (rank := plan.rank) is not None:
-        kept = [rank.weights, rank.gradients, rank.optimizer, rank.reference or None]
+        kept = [rank.weights, rank.gradients, rank.optimizer, rank.reference or None, rank.bucket + rank.gathered]
         sizes = [*kept, rank.activations, rank.logits, None, rank.total]
     elif part.kind == "engine" and (engine := plan.engine) is not None:
-        sizes = [engine.weights, *[None] * 5, engine.cache, engine.total]
+        sizes = [engine.weights, *[None] * 6, engine.cache, engine.total]
     else:
-        sizes = [None] * 8
+        sizes = [None] * 9
     return ["" if size is None else _size(size) for size in sizes]
 
 

@@ -169,6 +169,22 @@ def test_a_reward_that_needs_a_column_that_is_not_there(check, tmp_path: Path) -
 
 
 @pytest.mark.stack
+def test_a_resume_that_would_lose_what_the_optimizer_keeps_on_a_disk(check, tmp_path: Path) -> None:
+    from agentfly_lib.configs import load_config
+    from agentfly_lib.training.checkpoint import CheckpointState, seal, staging_directory
+
+    disk = ["learner.zero_stage=3", "learner.offload.optimizer=nvme", f"learner.offload.nvme_path={tmp_path}"]
+    check(load_config(Path(CI), disk))
+    path = tmp_path / "x" / "checkpoints" / "000002"
+    staging_directory(path).mkdir(parents=True)
+    shape = {"ranks": 1, "zero_stage": 3, "dtype": "float32"}
+    seal(path, CheckpointState(policy_version=2, nonfinite_in_row=0, trained_with={}, **shape))
+    with pytest.raises(ConfigError, match=r"000002 cannot be resumed from: .*Start a new run from .*000002/hf"):
+        check(load_config(Path(CI), disk))
+    check(load_config(Path(CI)))
+
+
+@pytest.mark.stack
 def test_a_context_longer_than_the_model_was_made_for(check) -> None:
     from agentfly_lib.configs import load_config
 

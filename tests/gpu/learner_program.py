@@ -50,7 +50,7 @@ def main(folder: Path, options: list[str]) -> None:
         logits = served(torch.tensor([ids], device=learner.device)).logits[0].float()
     logprobs = torch.log_softmax(logits, -1)
     expected = [float(logprobs[place, ids[place + 1]]) for place in range(len(ids) - 1)]
-    learner.save_checkpoint(folder / "000002")
+    factories.saved(learner, folder / "000002")
     learner.close()
     answer = {
         "grad_norm": report.metrics["train/grad_norm/mean"],

@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 import tasks.update as subject
 from agentfly_lib.configs import CheckpointConfig, LearnerConfig
 from agentfly_lib.errors import ShardError
-from agentfly_lib.pipeline import saving
+from agentfly_lib.pipeline import opening, saving
 from agentfly_lib.pipeline.learning import Learning
 from agentfly_lib.refs import CheckpointRef, LearnerRef, StepReport
 from agentfly_lib.store.atomic import write_json
@@ -174,3 +174,5 @@ async def test_a_session_that_ends_early_waits_for_the_writer(session: SimpleNam
     await subject.checkpoint.fn(2, held(2))
     await saving.finish_early(session.learning.saving, session.config.learner)
     assert ranks.fate == "gone", "it was asked, and waited for"
+    # A worker kills a cancelled run after 30 s, in which MLflow is waited for too.
+    assert saving.END_SECONDS + opening._KILLED_DRAIN_SECONDS <= 20

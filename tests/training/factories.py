@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from agentfly_lib.configs import RunConfig
+from agentfly_lib.refs import CheckpointRef
 from agentfly_lib.types import ImageSpan, Problem, Segment, StopReason, TrainingSample, Trajectory, TrajectoryGroup
 
 VOCABULARY = 128
@@ -122,6 +123,14 @@ def trajectory(
 
 def group(name: str, trajectories: list[Trajectory]) -> TrajectoryGroup:
     return TrajectoryGroup(id=name, problem=Problem(id=name, messages=()), trajectories=tuple(trajectories))
+
+
+def saved(learner: Any, path: Path) -> CheckpointRef | None:
+    """The checkpoint `path` of a `LearnerRank`, written and waited for; None on other ranks than the first."""
+    learner.begin_checkpoint(path)
+    done, ref = learner.finish_checkpoint(seconds=120.0)
+    assert done
+    return ref
 
 
 def step_groups(step: int, *, groups: int = 4, chains: int = 4) -> list[TrajectoryGroup]:

@@ -37,12 +37,12 @@ def main(model: Path, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     answers: dict[str, Any] = {
         "export": attempt(lambda: learner.export_weights(folder / "policy.safetensors", 1)),
-        "checkpoint": attempt(lambda: learner.save_checkpoint(folder / "000001")),
+        "checkpoint": attempt(lambda: factories.saved(learner, folder / "000001")),
         "left": sorted(item.name for item in folder.iterdir()),
     }
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     answers["export later"] = attempt(lambda: learner.export_weights(folder / "policy.safetensors", 1))
-    answers["checkpoint later"] = attempt(lambda: learner.save_checkpoint(folder / "000001"))
+    answers["checkpoint later"] = attempt(lambda: factories.saved(learner, folder / "000001"))
     answers["left later"] = sorted(item.name for item in folder.iterdir())
     print(json.dumps(answers))
 

@@ -129,7 +129,7 @@ def test_a_value_head_goes_on_from_a_checkpoint_and_is_no_part_of_the_model(
     }
     subject = learner(**sections)
     subject.update_from(factories.step_groups(0), 0)
-    ref = subject.save_checkpoint(tmp_path / "000001")
+    ref = factories.saved(subject, tmp_path / "000001")
     through = subject.update_from(factories.step_groups(1), 1).weights_digest
     end = weights(subject)
     resumed = learner(checkpoint=ref, **sections)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,14 +45,14 @@ def test_a_file_that_cannot_grow_is_named_and_the_same_learner_writes_it_later(
 
 
 def test_what_will_not_fit_is_not_begun(
-    learner: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    learner: Callable[..., Any], factories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = learner()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     with pytest.raises(ShardError, match=r"policy\.safetensors: it needs 0 MiB and 1 MiB are free"):
         subject.export_weights(tmp_path / "policy.safetensors", 0)
     with pytest.raises(ShardError, match=r"000000: it needs 0 MiB and 1 MiB are free; free space"):
-        subject.save_checkpoint(tmp_path / "runs" / "000000")
+        factories.saved(subject, tmp_path / "runs" / "000000")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -91,6 +91,23 @@ def test_micro_batch_size_and_accumulation_change_nothing(learner: Make, factori
     assert difference(results[0], results[2]) < 2e-6
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_of_micro_batches_in_bfloat16_are_summed_in_float32(
+    learner: Make, factories: ModuleType, stage: int
+) -> None:
+    """1 + 1/256 is 1 in bfloat16: there, all that follows a large gradient would be lost."""
+    subject = learner(optim=GRADIENT, learner={"zero_stage": stage, "dtype": "bfloat16", "microbatch_tokens": 1})
+    norm, passes = subject.engine.policy.model.model.norm.weight, iter([1.0])
+    for parameter in subject.engine.policy.parameters():
+        if parameter is not norm:
+            parameter.register_hook(torch.zeros_like)
+    norm.register_hook(lambda gradient: torch.full_like(gradient, next(passes, 1 / 256)))
+    metrics = subject.update_from(factories.step_groups(0), 0).metrics
+    small = metrics["train/microbatches/count"] - 1
+    assert small > 10
+    assert metrics["train/grad_norm/mean"] == pytest.approx(np.sqrt(32) * (1 + small / 256), rel=1e-4)
+
+
 @pytest.mark.parametrize("stage", [0, 3])
 def test_recomputed_activations_change_nothing_from_the_first_update_on(
     learner: Make, factories: ModuleType, stage: int
@@ -325,7 +342,7 @@ def test_going_on_from_a_checkpoint_is_bit_exact(
     subject = learner(**sections)
     for step in (0, 1):
         subject.update_from(factories.step_groups(step), step)
-    ref = subject.save_checkpoint(tmp_path / "000002")
+    ref = factories.saved(subject, tmp_path / "000002")
     digests, through = finish(subject)
     resumed = learner(checkpoint=ref, **sections)
     assert resumed.policy_version == 2
@@ -339,14 +356,14 @@ def test_a_checkpoint_loads_as_a_model(learner: Make, factories: ModuleType, tmp
 
     subject = learner()
     subject.update_from(factories.step_groups(0), 0)
-    ref = subject.save_checkpoint(tmp_path / "000001")
+    ref = factories.saved(subject, tmp_path / "000001")
     model = AutoModelForCausalLM.from_pretrained(ref.path / "hf")
     assert difference(dict(model.named_parameters()), weights(subject)) == 0.0
     assert (ref.path / "hf" / "tokenizer.json").exists()
 
 
 def test_a_damaged_or_foreign_checkpoint_is_refused(learner: Make, factories: ModuleType, tmp_path: Path) -> None:
-    ref = learner().save_checkpoint(tmp_path / "000000")
+    ref = factories.saved(learner(), tmp_path / "000000")
     with pytest.raises(LearnerError, match=r"ZeRO 0, float32.*Go on with the former, or start a new run"):
         learner(checkpoint=ref, learner={"zero_stage": 2, "allow_reshape": True})  # there is no way from 0 to 2
     with pytest.raises(
@@ -383,7 +400,7 @@ def test_going_on_in_another_zero_stage(
     subject = learner(learner={"zero_stage": before, "dtype": dtype}, optim=optim)
     for step in (0, 1):
         subject.update_from(factories.step_groups(step), step)
-    ref = subject.save_checkpoint(tmp_path / "000002")
+    ref = factories.saved(subject, tmp_path / "000002")
     held = weights(subject)
     canary = subject.canary_logprobs(subject.canary_token_ids)
     subject.update_from(factories.step_groups(2), 2)
@@ -404,7 +421,7 @@ def test_going_on_in_another_zero_stage(
 def test_a_checkpoint_that_cannot_be_converted_says_so_and_leaves_nothing(
     learner: Make, factories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ref = learner(learner={"zero_stage": 1}).save_checkpoint(tmp_path / "000000")
+    ref = factories.saved(learner(learner={"zero_stage": 1}), tmp_path / "000000")
 
     def broken(arguments: Any) -> None:
         (Path(arguments.output_folder) / "half").write_text("")

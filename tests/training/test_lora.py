@@ -106,7 +106,7 @@ def test_going_on_from_a_checkpoint_of_adapters_is_bit_exact(
     subject = learner(**sections)
     for step in (0, 1):
         subject.update_from(factories.step_groups(step), step)
-    ref = subject.save_checkpoint(tmp_path / "000002")
+    ref = factories.saved(subject, tmp_path / "000002")
     canary = subject.canary_logprobs(subject.canary_token_ids)
     digests = [subject.update_from(factories.step_groups(step), step).weights_digest for step in (2, 3)]
     subject.export_weights(tmp_path / "through.safetensors", 4)
@@ -138,7 +138,7 @@ def test_peft_itself_loads_what_is_exported_and_saved(
     for step in range(2):
         subject.update_from(factories.step_groups(step), step)
     canary = subject.export_adapter(tmp_path / "adapter", 2)
-    ref = subject.save_checkpoint(tmp_path / "000002")
+    ref = factories.saved(subject, tmp_path / "000002")
     ids = subject.canary_token_ids
     for folder in (tmp_path / "adapter", ref.path / "adapter"):
         model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), folder)
@@ -169,7 +169,7 @@ def test_adapters_over_weights_of_four_bits(learner: Make, factories: ModuleType
     assert report.metrics["train/grad_norm/mean"] > 0
     assert all(torch.equal(value, frozen[name]) for name, value in model.named_parameters() if name in frozen)
     canary = subject.export_weights(tmp_path / "weights.safetensors", 2)
-    ref = subject.save_checkpoint(tmp_path / "000002")
+    ref = factories.saved(subject, tmp_path / "000002")
     served = AutoModelForCausalLM.from_pretrained(ref.path / "hf")
     ids = subject.canary_token_ids
     with torch.no_grad():
@@ -226,7 +226,7 @@ def test_a_run_of_adapters_goes_on_in_another_zero_stage(learner: Make, factorie
     subject = learner(learner=LORA | {"zero_stage": 1}, optim=optim)
     for step in (0, 1):
         subject.update_from(factories.step_groups(step), step)
-    ref = subject.save_checkpoint(tmp_path / "000002")
+    ref = factories.saved(subject, tmp_path / "000002")
     subject.update_from(factories.step_groups(2), 2)
     expected = parameters(subject)
     resumed = learner(checkpoint=ref, learner=LORA | {"zero_stage": 2, "allow_reshape": True}, optim=optim)
@@ -271,8 +271,8 @@ def test_layers_that_take_no_adapters_are_refused(learner: Make, names: list[str
         learner(learner={"lora": {"target_modules": names}})
 
 
-def test_a_checkpoint_of_other_adapters_is_refused(learner: Make, tmp_path: Path) -> None:
-    ref = learner(learner=LORA).save_checkpoint(tmp_path / "000000")
+def test_a_checkpoint_of_other_adapters_is_refused(learner: Make, factories: ModuleType, tmp_path: Path) -> None:
+    ref = factories.saved(learner(learner=LORA), tmp_path / "000000")
     with pytest.raises(LearnerError, match=r"another config: learner\.lora\.rank: 4 -> 8"):
         learner(checkpoint=ref, learner={"lora": {"rank": 8, "alpha": 8.0}})
     with pytest.raises(LearnerError, match="another config: learner"):

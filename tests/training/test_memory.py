@@ -45,7 +45,7 @@ def test_nothing_grows(learner: Callable[..., Any], factories: ModuleType, tmp_p
         subject.update_from(groups, step)
         subject.export_weights(tmp_path / "policy.safetensors", step + 1)
         if step % 5 == 4:
-            subject.save_checkpoint(tmp_path / "checkpoints" / f"{step + 1:06d}")
+            factories.saved(subject, tmp_path / "checkpoints" / f"{step + 1:06d}")
             prune(tmp_path / "checkpoints", 2)
     assert tensors() <= held[0]
     assert threading.active_count() <= held[1]

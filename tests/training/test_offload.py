@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentfly_lib.configs import LearnerConfig
+from agentfly_lib.configs import LearnerConfig, OffloadConfig
 from agentfly_lib.errors import ConfigError
 
 
@@ -53,7 +54,7 @@ def test_the_same_weights_and_a_bit_exact_resume(
         subject = learner(**sections)
         for step in range(2):
             subject.update_from(factories.step_groups(step), step)
-        ref = subject.save_checkpoint(tmp_path / f"{len(results)}" / "000002")
+        ref = factories.saved(subject, tmp_path / f"{len(results)}" / "000002")
         reports = [subject.update_from(factories.step_groups(step), step) for step in (2, 3)]
         subject.export_weights(tmp_path / "weights.safetensors", 4)
         results.append(load_file(tmp_path / "weights.safetensors"))
@@ -64,6 +65,49 @@ def test_the_same_weights_and_a_bit_exact_resume(
     digests = [resumed.update_from(factories.step_groups(step), step).weights_digest for step in (2, 3)]
     assert digests == [report.weights_digest for report in reports]
     assert torch.isfinite(torch.cat([value.flatten() for value in offloaded.values()])).all()
+    disk = {"zero_stage": 3, "offload": {"optimizer": "nvme", "nvme_path": str(tmp_path)}}
+    with pytest.raises(
+        ConfigError, match=r"000002 cannot be resumed from.*moments.*Start a new run from"
+    ):
+        learner(checkpoint=ref, learner=disk)
+
+
+@pytest.mark.stack
+def test_every_learner_has_a_folder_of_its_own_on_the_disk(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from agentfly_lib.training.engine import _swap
+
+    offload = OffloadConfig(optimizer="nvme", nvme_path=tmp_path / "disk")
+    with ExitStack() as mine, ExitStack() as theirs:
+        one, other = _swap(mine, offload, "demo"), _swap(theirs, offload, "demo")
+        assert [path.parent for path in (one, other)] == [tmp_path / "disk"] * 2
+        assert one.name.startswith("agentfly-demo-")
+        (one / "zero_stage_3").mkdir()
+        mine.close()
+        assert list((tmp_path / "disk").iterdir()) == [other]
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"nvme_path=.*file/disk cannot be used: Not a directory"):
+        _swap(ExitStack(), OffloadConfig(optimizer="nvme", nvme_path=tmp_path / "file" / "disk"), "demo")
+
+
+@pytest.mark.stack
+def test_a_buffer_for_weights_from_a_disk_holds_the_largest_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from agentfly_lib.configs import OptimConfig
+    from agentfly_lib.training import engine
+
+    monkeypatch.setattr(engine.dist, "get_world_size", lambda: 2)
+    policy = torch.nn.ModuleList([torch.nn.Linear(7, 3), torch.nn.Linear(2, 2)])
+    values = LearnerConfig(zero_stage=3, offload=OffloadConfig(parameters="nvme", nvme_path=tmp_path))
+    made = engine._deepspeed_config(values, OptimConfig(), policy, offload=values.offload, universal=False)
+    assert made["zero_optimization"]["offload_param"] == {
+        "device": "nvme",
+        "nvme_path": str(tmp_path),
+        "buffer_size": 11,  # of 21 elements
+    }
+    assert made["zero_optimization"]["reduce_bucket_size"] == 7 * 3 + 3 + 2 * 2 + 2
 
 
 @pytest.mark.stack

@@ -15,7 +15,7 @@ import pytest
 
 from agentfly_lib.configs import RunConfig, load_config
 from agentfly_lib.errors import ConfigError
-from agentfly_lib.training.placement import rank_gpus
+from agentfly_lib.inference.placement import place
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,21 +25,21 @@ def config(factories: ModuleType, ranks: int, *, device: str = "cuda", **inferen
 
 
 def test_with_a_gpu_for_everyone_each_rank_claims_one(factories: ModuleType) -> None:
-    assert rank_gpus(load_config(ROOT / "recipes" / "gsm8k-8gpu.toml"), 8) == 1
-    assert rank_gpus(config(factories, 1), 2) == 1
-    assert rank_gpus(config(factories, 4, device="auto", tensor_parallel=4), 16) == 1
+    assert place(load_config(ROOT / "recipes" / "gsm8k-8gpu.toml"), 8).rank_gpus == 1
+    assert place(config(factories, 1), 2).rank_gpus == 1
+    assert place(config(factories, 4, device="auto", tensor_parallel=4), 16).rank_gpus == 1
 
 
 def test_on_cpus_nothing_is_claimed(factories: ModuleType) -> None:
-    assert rank_gpus(config(factories, 4, device="cpu"), 8) == 0
-    assert rank_gpus(config(factories, 4, device="auto"), 0) == 0
+    assert place(config(factories, 4, device="cpu"), 8).rank_gpus == 0
+    assert place(config(factories, 4, device="auto"), 0).rank_gpus == 0
 
 
 def test_two_ranks_never_fit_on_one_gpu_that_is_shared(factories: ModuleType) -> None:
-    share = rank_gpus(config(factories, 2), 2)
+    share = place(config(factories, 2), 2).rank_gpus
     assert 0 < share < 1
     with pytest.raises(ConfigError, match="need 3 GPUs"):
-        rank_gpus(config(factories, 2), 1)
+        place(config(factories, 2), 1)
 
 
 CLUSTER = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +102,29 @@ async def test_ranks_that_hang_end_the_call(ended: list[Any]) -> None:
     with pytest.raises(LearnerError, match="no rank has computed anything"):
         await asyncio.wait_for(call(handles), 20)
     assert ended == list(handles.values())
+
+
+async def test_a_driver_that_stood_still_itself_blames_nobody(
+    ended: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-Z and fg: nobody was heard, because nobody was asked."""
+    rank = Rank(beats=lambda: rank.asked)
+    release: list[asyncio.Future[Any]] = []
+    answered = rank.beat.remote
+
+    def beat() -> asyncio.Future[Any]:
+        if rank.asked == 5:
+            time.sleep(4 * ranks.SILENT_SECONDS)
+        if rank.asked == 20:
+            release[0].set_result("report")
+        return answered()
+
+    rank.beat = SimpleNamespace(remote=beat)
+    rank.update = SimpleNamespace(
+        remote=lambda: release.append(asyncio.get_running_loop().create_future()) or release[0]
+    )
+    assert await asyncio.wait_for(call({"learner-0": rank}), 30) == ["report"]
+    assert ended == []
 
 
 async def test_ranks_that_work_are_waited_for_and_then_not_asked_any_more(ended: list[Any]) -> None:

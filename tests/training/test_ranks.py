@@ -23,6 +23,7 @@ from agentfly_lib.errors import LearnerError, ModelError  # noqa: E402
 from agentfly_lib.refs import LearnerRef, ModelRef  # noqa: E402
 from agentfly_lib.store.layout import StepDirectory  # noqa: E402
 from agentfly_lib.store.learned import read_learned  # noqa: E402
+from agentfly_lib.training import ranks as subject  # noqa: E402
 from agentfly_lib.training.ranks import Learner, ensure_learner  # noqa: E402
 
 NAMESPACE = "learner-tests"
@@ -76,7 +77,12 @@ def scored_step(tmp_path: Path, factories: ModuleType) -> Path:
 
 @pytest.mark.timeout(300)
 async def test_the_life_of_a_learner(
-    ranks: Any, scored_step: Path, tmp_path: Path, listening: Callable[[int], set[str]]
+    ranks: Any,
+    factories: ModuleType,
+    scored_step: Path,
+    tmp_path: Path,
+    listening: Callable[[int], set[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     learner, ref = await ranks()
     assert ref.policy_version == 0
@@ -103,12 +109,14 @@ async def test_the_life_of_a_learner(
     assert (tmp_path / "weights.safetensors").exists()
     checkpoint = await learner.save(tmp_path / "000001")
 
-    # At work, a rank still says how far it is: at a pass and a step, and what it was measured by.
+    # At work, a rank still says how far it is: at a pass and a step, and what it was measured by. And whether it is
+    # writing a checkpoint, for a run that is cancelled does not wait for its update.
     import ray
 
     actor = ray.get_actor(ref.names[0], namespace=NAMESPACE)
     busy = actor.__ray_call__.remote(lambda rank: time.sleep(2))
     assert ray.get(actor.beat.remote(), timeout=20) >= 3
+    assert ray.get(actor.finish_checkpoint.remote(10.0), timeout=20) == (True, None)
     assert ray.wait([busy], timeout=0)[0] == []
     ray.get(busy)
 
@@ -130,12 +138,22 @@ async def test_the_life_of_a_learner(
     assert not set(pids) & {status.pid for status in await learner.status()}
     assert (await learner.canary()).logprobs == canary.logprobs
 
-    # Nobody calls any more: the processes end by themselves.
-    processes = [psutil.Process(status.pid) for status in await learner.status()]
-    for name in ref.names:
-        actor = ray.get_actor(name, namespace=NAMESPACE)
-        actor.__ray_call__.remote(lambda rank: rank.orphan.limit(0.0))
-    _, alive = psutil.wait_procs(processes, timeout=30)
+    # Nobody calls one any more: its process ends by itself.
+    first, second = [psutil.Process(status.pid) for status in await learner.status()]
+    ray.get_actor(ref.names[1], namespace=NAMESPACE).__ray_call__.remote(lambda rank: rank.orphan.limit(0.0))
+    _, alive = psutil.wait_procs([second], timeout=30)
+    assert alive == []
+
+    # A rank that is stopped dies of nothing: it is noticed by its silence, and ended.
+    for constant, value in {"BEAT_SECONDS": 0.1, "SILENT_SECONDS": 1.0}.items():
+        monkeypatch.setattr(subject, constant, value)
+    first.suspend()
+    alone = Learner(ref.model_copy(update={"names": ref.names[:1]}), factories.run_config().learner)
+    with pytest.raises(
+        LearnerError, match=r"update: test-learner-0 did not answer for 1 s.*run the same command again"
+    ):
+        await alone.update(scored_step, 1)
+    _, alive = psutil.wait_procs([first], timeout=30)
     assert alive == []
 
 

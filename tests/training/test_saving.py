@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,7 +70,7 @@ def test_an_error_of_the_writer_is_raised_once_and_leaves_the_older_checkpoint(
     learner: Make, factories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = learner()
-    older = subject.save_checkpoint(tmp_path / "000000")
+    older = factories.saved(subject, tmp_path / "000000")
     subject.update_from(factories.step_groups(0), 0)
     with monkeypatch.context() as patch:
 
@@ -88,7 +89,7 @@ def test_an_error_of_the_writer_is_raised_once_and_leaves_the_older_checkpoint(
 
 
 def test_a_second_save_waits_for_the_first_and_tells_its_error(
-    learner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    learner: Make, factories: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = learner()
 
@@ -100,7 +101,25 @@ def test_a_second_save_waits_for_the_first_and_tells_its_error(
         subject.begin_checkpoint(tmp_path / "000000")
         with pytest.raises(Exception, match="out of luck"):
             subject.begin_checkpoint(tmp_path / "000000")
-    assert subject.save_checkpoint(tmp_path / "000000") == newest_checkpoint(tmp_path)
+    assert factories.saved(subject, tmp_path / "000000") == newest_checkpoint(tmp_path)
+
+
+def test_who_asks_while_one_is_begun_is_not_told_that_there_is_none(
+    learner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread asks beside everything else that a rank does."""
+    subject, answers = learner(), []
+    snapshot = subject.engine.snapshot
+
+    def asked(*arguments: Any) -> Any:
+        with ThreadPoolExecutor(1) as other:
+            answers.append(other.submit(subject.finish_checkpoint, seconds=0.01).result(timeout=60))
+        return snapshot(*arguments)
+
+    monkeypatch.setattr(subject.engine, "snapshot", asked)
+    subject.begin_checkpoint(tmp_path / "000000")
+    assert answers == [(False, None)]
+    assert subject.finish_checkpoint(seconds=120.0) == (True, newest_checkpoint(tmp_path))
 
 
 def test_closing_waits_for_the_writer(learner: Make, tmp_path: Path, gate: threading.Event) -> None:

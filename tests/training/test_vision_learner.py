@@ -57,12 +57,12 @@ def test_the_tower_is_trained_unless_it_is_frozen(
 
 
 def test_going_on_with_a_frozen_tower_is_bit_exact(
-    learner: Make, vision_model: Path, groups: Callable[[int], Any], tmp_path: Path
+    learner: Make, factories: ModuleType, vision_model: Path, groups: Callable[[int], Any], tmp_path: Path
 ) -> None:
     settings = {"model": vision_model, "learner": {"freeze_vision": True}}
     first = learner(**settings)
     first.update_from(groups(0), 0)
-    checkpoint = first.save_checkpoint(tmp_path / "000001")
+    checkpoint = factories.saved(first, tmp_path / "000001")
     report = first.update_from(groups(1), 1)
 
     second = learner(**settings, checkpoint=checkpoint)
