@@ -57,7 +57,10 @@ def main() -> None:
     """Runs the command line; exits 2 with one clear message for what the user can mend, 130 on Ctrl-C."""
     try:
         app(standalone_mode=True)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
+        # Typer makes an exit of Ctrl-C in a command.
+        if not any(isinstance(each, KeyboardInterrupt) for each in (end, getattr(end.__context__, "__cause__", None))):
+            raise
         typer.echo("interrupted; run the same command again to go on", err=True)
         sys.exit(130)
     except BaseExceptionGroup as group:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from typing import NoReturn
 
 import pytest
+import typer
 
 from agentfly_lib import cli
 from agentfly_lib.errors import ConfigError, EngineError
@@ -45,6 +47,34 @@ def test_exit_status(
         cli.main()
     assert ended.value.code == status
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [(None, "interrupted; run the same command again to go on\n"), ("it goes on elsewhere", "it goes on elsewhere\n")],
+)
+def test_ctrl_c_in_a_command(
+    own: str | None, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typer hears of it before we do; a command that says something itself is not spoken over."""
+    app = typer.Typer()
+
+    @app.command()
+    def command() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            if own is None:
+                raise
+            typer.echo(own, err=True)
+            sys.exit(130)
+
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(sys, "argv", ["agentfly"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == expected
 
 
 def test_a_mistake_of_ours_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
