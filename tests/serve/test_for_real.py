@@ -27,6 +27,7 @@ from agentfly_lib.serve.registry import read_registry, register
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.ledger import run_balance
 from agentfly_lib.watchdog import processes_marked
+from tests.serve.gated_calculator import SECONDS
 from tests.serve.postgres import free_port, postgres, postgres_missing
 
 pytestmark = [
@@ -38,8 +39,7 @@ pytestmark = [
 ]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-STEPS = 16
-"""A step takes a second: so many that a run is never done before it is cancelled."""
+STEPS = 4
 PATIENCE = 400.0
 """Seconds for anything; a busy machine may take its time."""
 
@@ -63,6 +63,8 @@ class Served:
     prefect: str
     mlflow: str
     output: Path
+    gate: Path
+    """Until this file is there, no run gets beyond step 1."""
     environment: dict[str, str]
     clients: list[subprocess.Popen[str]] = field(default_factory=list)
 
@@ -104,9 +106,9 @@ class Served:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone's flows and prefect.yaml, with a recipe of two small steps and a schedule that is on."""
+    """A clone's flows and prefect.yaml, with a recipe of a few small steps and a schedule that is on."""
     folder = tmp_path_factory.mktemp("project")
-    for name in ("flows", "tasks", "agentfly_lib"):
+    for name in ("flows", "tasks", "agentfly_lib", "tests"):
         (folder / name).symlink_to(REPOSITORY / name)
     (folder / "recipes").mkdir()
     for recipe in (REPOSITORY / "recipes").glob("*.toml"):
@@ -116,11 +118,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     short["data"]["eval_problems"] = 4
     short["evaluation"]["every_steps"] = STEPS
     short["checkpoint"]["every_steps"] = STEPS // 2
-    short["agent"] |= {
-        "tools": ["calculator", "code_interpreter"],
-        "tool_settings": {"code_interpreter": {"warm": 2}},  # two sandboxes are up from the first chain on
-    }
-    short["rollout"] |= {"problems_per_step": 4, "max_prompt_tokens": 640, "context_length": 768}
+    short["agent"] |= {"tools": ["tests.serve.gated_calculator:calculator"], "tool_timeout_seconds": SECONDS}
+    short["rollout"] |= {"problems_per_step": 4, "chains": 4}
     (folder / "recipes" / "short.toml").write_text(tomli_w.dumps(short))
     registry = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())
     for entry in registry["deployments"]:
@@ -140,6 +139,7 @@ def served(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "160",
+            "GATE": str(folder / "gate"),
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://agentfly:none@127.0.0.1:{port}/prefect",
             "MLFLOW_BACKEND_STORE_URI": f"postgresql://agentfly:none@127.0.0.1:{port}/mlflow",
             # How often the server plans scheduled runs, and the worker asks for runs.
@@ -161,7 +161,7 @@ def served(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
                 start_new_session=True,
             )
         prefect, mlflow = (f"http://127.0.0.1:{port}" for port in ports)
-        served = Served(process, project, root, f"{prefect}/api", mlflow, output, environment)
+        served = Served(process, project, root, f"{prefect}/api", mlflow, output, folder / "gate", environment)
         try:
             until(lambda: "healthy after" in output.read_text(), f"healthy: {output}", process)
             yield served
@@ -242,9 +242,9 @@ def test_a_run_is_triggered_cancelled_and_resumed_over_the_death_of_its_server(s
         return "\n".join(found)
 
     def everything(run: str) -> bool:
-        """Engine, learner and sandboxes are up, and rollouts are being collected."""
+        """Engine, learner and sandboxes are up, and rollouts of the step that waits at the gate are being collected."""
         now = titles(run)
-        return directory.step(0).rollouts.exists() and all(
+        return directory.step(1).rollouts.exists() and all(
             title in now for title in ("ray::EngineServer", "ray::LearnerActor", "bwrap")
         )
 
@@ -253,7 +253,7 @@ def test_a_run_is_triggered_cancelled_and_resumed_over_the_death_of_its_server(s
     until(lambda: served.state(run) == "Cancelled", "the end of a cancelled run", served.process)
     until(lambda: not processes(run), "the end of all its processes", served.process)
     until(lambda: served.mlflow_status() == ["KILLED"], "MLflow knows", served.process)
-    assert directory.first_open_step(STEPS) < STEPS
+    assert directory.first_open_step(STEPS) == 1
 
     client = served.train("--wait")
     others = until(lambda: [each for each in served.flow_runs("recipe") if each["id"] != run], "another run", client)
@@ -266,6 +266,7 @@ def test_a_run_is_triggered_cancelled_and_resumed_over_the_death_of_its_server(s
     assert server
     os.killpg(server[0].pid, signal.SIGKILL)
     until(lambda: "the Prefect server is back" in served.output.read_text(), "another server", served.process)
+    served.gate.touch()
     output, _ = client.communicate(timeout=PATIENCE)
     assert client.returncode == 0, output
     assert output.rstrip().endswith("Completed")
@@ -273,6 +274,13 @@ def test_a_run_is_triggered_cancelled_and_resumed_over_the_death_of_its_server(s
     assert directory.checkpoint(STEPS).exists()
     assert {balance.balanced for balance in run_balance(directory)} == {True}
     until(lambda: served.mlflow_status() == ["FINISHED"], "MLflow knows", served.process)
+
+    def told() -> set[tuple[str, str]]:
+        events = served.ask("events/filter", {"filter": {"event": {"name": ["agentfly.checkpoint.saved"]}}})["events"]
+        return {(event["resource"]["prefect.resource.id"], event["payload"]["path"]) for event in events}
+
+    saved = {("agentfly.run.short", str(directory.checkpoint(each).resolve())) for each in (STEPS // 2, STEPS)}
+    until(lambda: told() == saved, "the server is told of the checkpoints", served.process)
 
 
 def test_ctrl_c_ends_everything(served: Served) -> None:
