@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from agentfly_lib.configs import (
     SamplingConfig,
 )
 from agentfly_lib.refs import EngineRef, ModelRef
+from tests.inference.held import commands_waiting, hold, release
 
 VOCABULARY = 300
 CONTEXT = 512
@@ -208,5 +210,35 @@ def inside() -> Inside:
         ray.cloudpickle.register_pickle_by_value(sys.modules[action.__module__])
         actor = ray.get_actor(ref.names[0], namespace=ref.namespace)
         return ray.get(actor.__ray_call__.remote(action), timeout=30)
+
+    return run
+
+
+Beneath = Callable[..., Any]
+
+
+@pytest.fixture
+def beneath(inside) -> Beneath:
+    """`tasks, updating = await beneath(ref, requests, update)`: an update that begins when all the requests are there
+    and none has a token; what it has to do first lets them sample some, and they go on after it."""
+    from agentfly_lib.inference.actor import engine_status
+
+    async def run(
+        ref: EngineRef, requests: Sequence[Coroutine[Any, Any, Any]], update: Callable[[], Any]
+    ) -> tuple[list[asyncio.Task[Any]], asyncio.Task[Any]]:
+        async def now(action: Callable[[Any], Any]) -> Any:
+            return await asyncio.to_thread(inside, ref, action)
+
+        await now(hold)
+        tasks = [asyncio.create_task(request) for request in requests]
+        async with asyncio.timeout(100):
+            while sum(status.in_flight for status in await asyncio.to_thread(engine_status, ref)) < len(tasks):
+                await asyncio.sleep(0.01)
+            before = await now(commands_waiting)
+            updating = asyncio.create_task(asyncio.to_thread(update))
+            while await now(commands_waiting) <= before:
+                await asyncio.sleep(0.01)
+        await now(release)
+        return tasks, updating
 
     return run

@@ -14,6 +14,7 @@ from agentfly_lib.inference.generate import GenerationRequest
 from agentfly_lib.inference.source import AdapterFolder, Transfer
 from agentfly_lib.refs import EngineRef
 from agentfly_lib.types import Canary
+from tests.inference.held import commands_waiting, hold, release
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -120,22 +121,6 @@ async def load(ref, source, version, canary):
     from agentfly_lib.inference import actor
 
     return await asyncio.to_thread(actor.load_weights, ref, source, version=version, canary=canary)
-
-
-def hold(server) -> None:
-    """The engine does nothing more until it is released; what it is told to do waits."""
-    import threading
-
-    server.held = threading.Event()
-    server._engine._thread.run(lambda engine: server.held.wait(120))
-
-
-def release(server) -> None:
-    server.held.set()
-
-
-def commands_waiting(server) -> int:
-    return server._engine._thread._commands.qsize()
 
 
 async def inside(ref, action) -> list:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
@@ -181,35 +182,42 @@ class TestVllm:
             await engine.generate_stream(request(0, 480), broken)
         await is_idle(inside, engines)
 
-    async def test_a_stream_goes_on_through_an_update_of_the_weights(self, engine, engines, variants, reference):
+    async def test_a_stream_goes_on_through_an_update_of_the_weights(
+        self, engine, engines, variants, reference, beneath
+    ):
         from agentfly_lib.inference.actor import load_weights
 
         ids = tuple(prompt(100, 8))
         canary = Canary(token_ids=ids, logprobs=tuple(reference(variants["tied"].second, ids)))
         told = Told()
-        task = asyncio.create_task(engine.generate_stream(request(0, 400), told))
-        await asyncio.wait_for(told.begun.wait(), 30)
-        await asyncio.to_thread(
-            load_weights, engines("tied"), variants["tied"].second_weights, version=1, canary=canary
+        asked = GenerationRequest(request_id="r", token_ids=prompt(20), max_tokens=400, seed=0)
+        (task,), updating = await beneath(
+            engines("tied"),
+            [engine.generate_stream(asked, told)],
+            partial(load_weights, engines("tied"), variants["tied"].second_weights, version=1, canary=canary),
         )
+        await updating
         generation = await asyncio.wait_for(task, 60)
         assert told.token_ids == generation.token_ids
         assert len(generation.logprobs) == len(generation.token_ids)
         assert generation.policy_version == 0
+        assert (generation.versions[0], generation.versions[-1]) == (0, 1)
 
-    async def test_an_update_that_fails_ends_a_stream_with_an_error(self, engine, engines, variants, reference):
+    async def test_an_update_that_fails_ends_a_stream_with_an_error(
+        self, engine, engines, variants, reference, beneath
+    ):
         from agentfly_lib.errors import CanaryError
         from agentfly_lib.inference.actor import load_weights
 
         ids = tuple(prompt(100, 8))
         canary = Canary(token_ids=ids, logprobs=tuple(reference(variants["tied"].second, ids)))
-        told = Told()
         asked = GenerationRequest(request_id="r", token_ids=prompt(20), max_tokens=480, seed=0)
-        task = asyncio.create_task(engine.generate_stream(asked, told))
-        await asyncio.wait_for(told.begun.wait(), 30)
+        (task,), updating = await beneath(
+            engines("tied"),
+            [engine.generate_stream(asked, Told())],
+            partial(load_weights, engines("tied"), variants["tied"].first_weights, version=1, canary=canary),
+        )
         with pytest.raises(CanaryError):
-            await asyncio.to_thread(
-                load_weights, engines("tied"), variants["tied"].first_weights, version=1, canary=canary
-            )
+            await updating
         with pytest.raises(EngineError, match="may not be used"):
             await asyncio.wait_for(task, 60)

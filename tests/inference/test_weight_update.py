@@ -3,6 +3,7 @@
 import asyncio
 import random
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -107,18 +108,18 @@ def test_the_canary_catches_weights_that_never_arrived(actor, served, variants, 
 
 
 async def test_requests_in_flight_go_on_and_every_token_says_which_weights_sampled_it(
-    actor, served, variants, variant, canaries, reference
+    actor, served, variants, variant, canaries, reference, beneath
 ):
     client = actor.RayGenerate(served)
-    generate, begun = client.generate, asyncio.Event()
-    tasks = [asyncio.create_task(generate(request(max_tokens=300, seed=i))) for i in range(4)]
-    streamed = client.generate_stream(request(max_tokens=300, seed=4), lambda delta: begun.set())
-    tasks.append(asyncio.create_task(streamed))
-    await asyncio.wait_for(begun.wait(), 60)
-    await asyncio.to_thread(
-        actor.load_weights, served, variants[variant].second_weights, version=1, canary=canaries["second"]
+    asked = [client.generate(request(max_tokens=300, seed=i)) for i in range(4)]
+    asked.append(client.generate_stream(request(max_tokens=300, seed=4), lambda delta: None))
+    tasks, updating = await beneath(
+        served,
+        asked,
+        partial(actor.load_weights, served, variants[variant].second_weights, version=1, canary=canaries["second"]),
     )
-    later = await generate(request(max_tokens=300))
+    await updating
+    later = await client.generate(request(max_tokens=300))
     generations = await asyncio.gather(*tasks)
     assert [len(g.token_ids) for g in generations] == [300] * 5
     assert {g.policy_version for g in generations} == {0}  # the first token came from the old weights
