@@ -307,13 +307,17 @@ def doctor(
 
     prepare_environment(config.run.root, offline=not names_hub(config), quiet=True)
     _add_working_folder()
-    from agentfly_lib.doctor import examine, rehearse
+    from agentfly_lib.doctor import Check, examine, rehearse
     from agentfly_lib.viewer.doctor_report import render_checks
 
-    checks = list(examine(config))
-    if rehearsal and not any(check.level == "fail" for check in checks):
-        checks += rehearse(config, lambda small: _run_flow("train", small.run.name, True, small))
-    if not render_checks(checks):
+    checks: list[Check] = []
+    try:
+        checks += examine(config)
+        if rehearsal and not any(check.level == "fail" for check in checks):
+            checks += rehearse(config, lambda small: _run_flow("train", small.run.name, True, small))
+    finally:  # what was found before something broke
+        well = render_checks(checks)
+    if not well:
         raise typer.Exit(1)
 
 
@@ -385,10 +389,12 @@ def compare(
     track: Annotated[bool, typer.Option(help="Log tables and curves to the first run's MLflow run.")] = False,
 ) -> None:
     """Compare runs: config differences, held-out reward with a paired test, tokens and time to reach a reward."""
-    from agentfly_lib.viewer.compare import show_comparison
+    from agentfly_lib.viewer.compare import show_comparison, track_comparison
 
     prepare_environment(run[0].parent, quiet=True)
-    typer.echo(show_comparison(run, target=target, markdown=markdown, figure=figure, track=track))
+    typer.echo(show_comparison(run, target=target, markdown=markdown, figure=figure))
+    if track:
+        track_comparison(run, target=target)
 
 
 @app.command()

@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 from agentfly_lib.errors import described
 from agentfly_lib.visible import visible
 
-__all__ = ["first_cause", "together"]
+__all__ = ["both", "first_cause", "together"]
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+One = TypeVar("One")
+Other = TypeVar("Other")
 
 
 async def together(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -23,8 +25,15 @@ async def together(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(item) for item in work]
     except BaseExceptionGroup as group:
-        raise first_cause(group) from None
+        first = first_cause(group)
+        raise first from first.__cause__
     return [task.result() for task in running]
+
+
+async def both(one: Coroutine[Any, Any, One], other: Coroutine[Any, Any, Other]) -> tuple[One, Other]:
+    """As `together`, of two results of different kinds."""
+    results: list[Any] = await together((one, other))
+    return results[0], results[1]
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

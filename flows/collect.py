@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from prefect import flow
@@ -10,6 +9,7 @@ from prefect import flow
 from agentfly_lib.configs.load import FlowConfig
 from agentfly_lib.pipeline.policy import policy_config
 from agentfly_lib.refs import ShardsRef
+from agentfly_lib.together import both
 from tasks.collect import collect as collect_step
 from tasks.data import check, prepare, resolve
 from tasks.score import score
@@ -29,8 +29,6 @@ async def collect(config: FlowConfig, checkpoint: Path | None = None, steps: int
         engines = await start_engines(model)
         collected: list[ShardsRef] = []
         for step in range(steps):
-            async with asyncio.TaskGroup() as stage:
-                shards = stage.create_task(collect_step(step, dataset, engines))
-                stage.create_task(score(step))
-            collected.append(shards.result())
+            shards, _ = await both(collect_step(step, dataset, engines), score(step))
+            collected.append(shards)
         return collected

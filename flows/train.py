@@ -8,7 +8,6 @@ and returns it at once when it is already there, so the same flow started again 
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from prefect import flow
@@ -17,6 +16,7 @@ from agentfly_lib.configs.load import FlowConfig
 from agentfly_lib.pipeline.lookahead import Lookahead
 from agentfly_lib.pipeline.report import TrainReport
 from agentfly_lib.refs import DatasetRef, EngineRef, ScoresRef, ShardsRef
+from agentfly_lib.together import both
 from tasks.collect import collect
 from tasks.data import check, prepare, resolve
 from tasks.evaluate import evaluate
@@ -57,7 +57,4 @@ async def train(config: FlowConfig) -> TrainReport:
 
 async def rollouts(step: int, *, dataset: DatasetRef, engines: EngineRef) -> tuple[ShardsRef, ScoresRef]:
     """Collects a step, and scores it as its parts land."""
-    async with asyncio.TaskGroup() as stage:
-        shards = stage.create_task(collect(step, dataset, engines))
-        scores = stage.create_task(score(step))
-    return shards.result(), scores.result()
+    return await both(collect(step, dataset, engines), score(step))

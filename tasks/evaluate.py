@@ -18,7 +18,6 @@ async def evaluate(version: int, dataset: DatasetRef, engines: EngineRef) -> Eva
     """Mean reward and pass@k with intervals; greedy reward beside it if the config asks for it."""
     session, page = current_session(), current_page()
     async with within(limits.evaluate(session.config), f"evaluate {version}"):
-        with session.times.outside():
-            evaluated = await evaluation.evaluate(session, version, dataset, engines, again=is_retry())
-            session.background.start(page.evaluations(evaluated.table))
-            return await evaluation.close_evaluation(session, version, evaluated.metrics)
+        evaluated = await evaluation.evaluate(session, version, dataset, engines, again=is_retry())
+        session.background.start(page.evaluations(evaluated.table))
+        return await evaluation.close_evaluation(session, version, evaluated.metrics)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentfly_lib.errors import described, first_line
-from agentfly_lib.together import first_cause, together
+from agentfly_lib.together import both, first_cause, together
 
 
 async def test_results_come_in_the_order_of_the_work() -> None:
@@ -34,11 +34,14 @@ async def test_the_first_error_ends_the_others_and_is_raised_as_it_is() -> None:
             ended.set()
 
     async def fail() -> None:
-        raise ValueError("no room")
+        raise ValueError("no room") from OSError("full")
 
-    with pytest.raises(ValueError, match="no room"):
+    with pytest.raises(ValueError, match="no room") as raised:
         await together([wait(), fail()])
     assert ended.is_set()
+    assert isinstance(raised.value.__cause__, OSError)
+    with pytest.raises(ValueError, match="no room"):
+        await both(fail(), wait())
 
 
 def test_errors_of_the_same_instant_are_told(caplog: pytest.LogCaptureFixture) -> None:

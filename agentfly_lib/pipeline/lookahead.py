@@ -21,6 +21,8 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from agentfly_lib.together import first_cause
+
 __all__ = ["Lookahead", "StepLine"]
 
 Rollouts = TypeVar("Rollouts")
@@ -51,10 +53,8 @@ class Lookahead(Generic[Rollouts]):
         try:
             await self._group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as failures:
-            only, *others = failures.exceptions
-            if others:
-                raise
-            raise only from only.__cause__
+            first = first_cause(failures)
+            raise first from first.__cause__
 
     def serving(self, version: int, collect: Collect[Rollouts]) -> None:
         """This version is served now: `collect` begins the steps that may begin with it."""

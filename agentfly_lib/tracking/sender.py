@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +91,6 @@ class Sender:
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tracking-sender", daemon=True)
         self._failures = 0
-        self.cpu_seconds = 0.0
-        """CPU time of the thread so far, the sink's import included."""
         self.refused = 0
         """Events that the server will never take."""
 
@@ -128,7 +125,6 @@ class Sender:
             except Exception:  # the last line of defence: tracking must never end a run, nor its own thread
                 _logger.exception("the tracking thread met an error of its own; it tries again")
                 drained = False
-            self.cpu_seconds = time.thread_time()
             if drained:
                 if self._closing.is_set():
                     return

@@ -61,8 +61,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 class Tracker:
     """The run's numbers, tables, files and traces, on their way to one MLflow run. Safe to use from any thread."""
 
-    def __init__(self, outbox: Outbox, sender: Sender) -> None:
+    def __init__(self, outbox: Outbox, sender: Sender, *, adds: bool = False) -> None:
         """Use `Tracker.open`."""
+        self._adds = adds
         self._outbox = outbox
         self._sender = sender
         self._names = NameTable()
@@ -73,9 +74,18 @@ class Tracker:
 
     @classmethod
     def open(
-        cls, run_dir: Path, config: TrackingConfig, *, run_name: str, root: Path, backoff: Backoff | None = None
+        cls,
+        run_dir: Path,
+        config: TrackingConfig,
+        *,
+        run_name: str,
+        root: Path,
+        backoff: Backoff | None = None,
+        adds: bool = False,
     ) -> Tracker:
         """Track the run in `run_dir`: a new MLflow run the first time, the same one ever after.
+
+        With `adds`, something is added to a run that is not going on: it neither starts nor ends.
 
         Returns at once; MLflow is loaded, and its server asked, in the background, where what an earlier process could
         not deliver goes first. Raises `RunLockedError` if a living tracker has this run directory.
@@ -98,9 +108,10 @@ class Tracker:
             )
 
         sender = Sender(outbox, connect, refused_file=directory / "refused.jsonl", backoff=backoff)
-        tracker = cls(outbox, sender)
+        tracker = cls(outbox, sender, adds=adds)
         sender.start()
-        tracker._put("start", {})
+        if not adds:
+            tracker._put("start", {})
         return tracker
 
     def __enter__(self) -> Tracker:
@@ -178,11 +189,6 @@ class Tracker:
         """Events that MLflow has not got yet."""
         return self._outbox.pending()
 
-    @property
-    def sender_cpu_seconds(self) -> float:
-        """CPU time that the delivery has cost so far, MLflow's import included."""
-        return self._sender.cpu_seconds
-
     def finish(self, status: RunStatus = "FINISHED", *, timeout: float = 30.0) -> int:
         """End the MLflow run, deliver what is left for at most `timeout` seconds, and close.
 
@@ -191,7 +197,8 @@ class Tracker:
         """
         if self._closed:
             return self.pending()
-        self._put("finish", {"status": status})
+        if not self._adds:
+            self._put("finish", {"status": status})
         self._closed = True
         self._sender.close(timeout)
         left = self.pending()
