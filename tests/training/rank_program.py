@@ -12,6 +12,8 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
@@ -47,36 +49,43 @@ def main(spec_path: str) -> None:
         model=ModelRef(path=Path(spec["model"]), fingerprint="tiny"),
         checkpoint=CheckpointRef.model_validate(spec["checkpoint"]) if spec["checkpoint"] else None,
     )
-    if spec["rank"] == spec["poisoned_rank"]:
-        poison(learner, spec["poison"])
     reports = []
-    for step in spec["steps"]:
+    for step, poison in zip(spec["steps"], spec["poison"] or [None] * len(spec["steps"]), strict=True):
         if spec["shapes"]:
             groups = factories.vision_step_groups(step, Path(spec["model"]), shapes=spec["shapes"])
         else:
             groups = factories.step_groups(step, **spec["groups"])
-        reports.append(learner.update_from(groups, step).model_dump(mode="json"))
+        with poisoned(learner, poison if spec["rank"] == spec["poisoned_rank"] else None):
+            reports.append(learner.update_from(groups, step).model_dump(mode="json"))
         if spec["save_after"] == step:
-            ref = learner.save_checkpoint(Path(spec["save_to"]))
+            ref = factories.saved(learner, Path(spec["save_to"]))
             if ref is not None:
                 Path(spec["save_to"] + ".json").write_text(ref.model_dump_json())
     learner.export_weights(Path(spec["weights"]), learner.policy_version)
     Path(spec["reports"]).write_text(json.dumps(reports))
 
 
-def poison(learner: LearnerRank, what: str) -> None:
-    """From now on the loss of this rank is not finite, or (with a finite loss) its gradient of one parameter."""
-    if what == "gradient":
-        weight = learner.engine.policy.model.model.norm.weight
-        weight.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
-        return
+@contextmanager
+def poisoned(learner: LearnerRank, what: str | None) -> Iterator[None]:
+    """Within the block the loss of this rank is not finite, or (with a finite loss) its gradient of one parameter."""
     forward = learner.engine.forward
 
     def broken(*arguments: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         logprobs, *others = forward(*arguments)
         return (logprobs * torch.nan, *others)  # type: ignore[return-value]
 
-    learner.engine.forward = broken  # type: ignore[method-assign]
+    match what:
+        case "gradient":
+            weight = learner.engine.policy.model.model.norm.weight
+            hook = weight.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
+            yield
+            hook.remove()
+        case "loss":
+            learner.engine.forward = broken  # type: ignore[method-assign]
+            yield
+            learner.engine.forward = forward  # type: ignore[method-assign]
+        case _:
+            yield
 
 
 def fork(spec_path: str) -> int:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,7 +85,7 @@ def train(
         checkpoint: dict[str, Any] | None = None,
         save_after: int | None = None,
         save_to: Path | None = None,
-        poison: tuple[int, str] | None = None,
+        poison: tuple[int, list[str]] | None = None,
         **sections: dict[str, Any],
     ) -> tuple[list[dict[str, Any]], Weights]:
         nonlocal count
@@ -145,13 +146,54 @@ def test_two_ranks_equal_one_in_every_zero_stage(train: Train) -> None:
                 assert reports[0]["metrics"][name] == pytest.approx(value, rel=2e-4, abs=1e-6), f"ZeRO {stage}: {name}"
 
 
+@dataclass(frozen=True)
+class Whole:
+    """Five steps without a break, and the checkpoint of version 2 that was saved on the way."""
+
+    reports: list[dict[str, Any]]
+    weights: Weights
+    path: Path
+
+    @property
+    def checkpoint(self) -> dict[str, Any]:
+        return json.loads(Path(f"{self.path}.json").read_text())
+
+
+FIVE = [0, 1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[tuple[int, int], Whole]:
+    """By ranks and ZeRO stage: who needs what another test has trained, trains nothing."""
+    return {}
+
+
+@pytest.fixture
+def whole(
+    train: Train, trained: dict[tuple[int, int], Whole], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int, int], Whole]:
+    """`whole(world, stage)`, trained once."""
+
+    def run(world: int, stage: int) -> Whole:
+        if (world, stage) not in trained:
+            path = tmp_path_factory.mktemp("checkpoints") / "000002"
+            options = {"save_after": 1, "save_to": path, "optim": SMOOTH, "learner": {"zero_stage": stage}}
+            reports, weights = train(world=world, steps=FIVE, **options)
+            trained[world, stage] = Whole(reports, weights, path)
+        return trained[world, stage]
+
+    return run
+
+
 @pytest.mark.timeout(600)
-def test_every_zero_stage_has_the_same_weights_after_five_steps(train: Train) -> None:
-    one_reports, one = train(world=1, steps=[0, 1, 2, 3, 4], optim=SMOOTH)
+def test_every_zero_stage_has_the_same_weights_after_five_steps(
+    train: Train, whole: Callable[[int, int], Whole]
+) -> None:
+    one_reports, one = train(world=1, steps=FIVE, optim=SMOOTH)
     for stage in (0, 1, 2, 3):
-        reports, weights = train(world=2, steps=[0, 1, 2, 3, 4], optim=SMOOTH, learner={"zero_stage": stage})
-        assert difference(one, weights) < 1e-5, f"ZeRO {stage}"
-        losses = [report["metrics"]["train/policy_loss/mean"] for report in reports]
+        two = whole(2, stage)
+        assert difference(one, two.weights) < 1e-5, f"ZeRO {stage}"
+        losses = [report["metrics"]["train/policy_loss/mean"] for report in two.reports]
         expected = [report["metrics"]["train/policy_loss/mean"] for report in one_reports]
         assert losses == pytest.approx(expected, rel=1e-4, abs=1e-6), f"ZeRO {stage}"
 
@@ -177,13 +219,13 @@ def test_four_ranks_equal_one_and_two_go_on_from_them(train: Train, tmp_path: Pa
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_what_is_not_finite_on_one_rank_is_skipped_on_both(train: Train, tiny_model: Path, what: str) -> None:
+def test_what_is_not_finite_on_one_rank_is_skipped_on_both(train: Train, tiny_model: Path) -> None:
     start = load_file(tiny_model / "model.safetensors")
     for stage, dtype in ((0, "float32"), (1, "bfloat16"), (2, "float32"), (3, "bfloat16")):
         learner = {"zero_stage": stage, "dtype": dtype}
-        reports, weights = train(world=2, steps=[0], poison=(1, what), learner=learner)
-        assert reports[0]["metrics"]["train/skipped_updates/count"] == 1, f"ZeRO {stage}"
+        reports, weights = train(world=2, steps=[0, 1], poison=(1, ["loss", "gradient"]), learner=learner)
+        skipped = [report["metrics"]["train/skipped_updates/count"] for report in reports]
+        assert skipped == [1, 1], f"ZeRO {stage}"
         assert all(torch.equal(weights[name], start[name].to(weights[name].dtype)) for name in start), f"ZeRO {stage}"
 
 
@@ -271,25 +313,22 @@ def test_four_steps_equal_two_and_two_more_in_new_processes(train: Train, tmp_pa
     ids=lambda shape: f"{shape[0]} ranks, ZeRO {shape[1]}",
 )
 def test_a_run_goes_on_in_another_shape_with_the_same_losses(
-    train: Train, tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
+    train: Train, whole: Callable[[int, int], Whole], before: tuple[int, int], after: tuple[int, int]
 ) -> None:
-    path = tmp_path / "checkpoints" / "000002"
-    (world, stage), (new_world, new_stage) = before, after
-    through, whole = train(
-        world=world, steps=[0, 1, 2, 3], save_after=1, save_to=path, optim=SMOOTH, learner={"zero_stage": stage}
-    )
+    through = whole(*before)
+    new_world, new_stage = after
     reports, resumed = train(
         world=new_world,
-        steps=[2, 3],
-        checkpoint=json.loads(Path(f"{path}.json").read_text()),
+        steps=[2, 3, 4],
+        checkpoint=through.checkpoint,
         optim=SMOOTH,
         learner={"zero_stage": new_stage, "allow_reshape": True},
     )
-    for report, expected in zip(reports, through[2:], strict=True):
+    for report, expected in zip(reports[:2], through.reports[2:4], strict=True):
         for name in ("train/policy_loss/mean", "train/mismatch_kl/mean", "train/grad_norm/mean"):
             assert report["metrics"][name] == pytest.approx(expected["metrics"][name], rel=1e-4, abs=1e-6), name
-    assert difference(whole, resumed) < 1e-5
-    assert [item.name for item in path.parent.iterdir() if item.is_dir()] == ["000002"]
+    assert difference(through.weights, resumed) < 1e-5
+    assert [item.name for item in through.path.parent.iterdir() if item.is_dir()] == ["000002"]
 
 
 @pytest.mark.timeout(600)
