@@ -1,15 +1,17 @@
 """Environment variables that other packages read when imported: telemetry off, hubs off, one home for local stores.
 
-Called once by whoever owns the process (the command line, a test session), before prefect, mlflow, ray or vllm are
-imported. A variable that the user has set is left as it is.
+`prepare_environment` is called once by whoever owns the process (the command line, a test session), before prefect,
+mlflow, ray or vllm are imported. A variable that the user has set is left as it is. `variables` sets some for a while.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["make_home", "prepare_environment", "stay_offline"]
+__all__ = ["make_home", "prepare_environment", "stay_offline", "variables"]
 
 _TELEMETRY_OFF = {
     "DO_NOT_TRACK": "1",
@@ -72,3 +74,22 @@ def stay_offline() -> None:
     """Keeps Hugging Face libraries from reaching a hub, if they are not imported yet and the user has not decided."""
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         os.environ.setdefault(name, "1")
+
+
+@contextlib.contextmanager
+def variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables as given, None for none, until the block ends."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

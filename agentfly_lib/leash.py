@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 from agentfly_lib import watchdog
+from agentfly_lib.environment import variables
 
 __all__ = ["leash", "marked_processes"]
 
@@ -31,21 +32,17 @@ def leash() -> Iterator[None]:
     if _held:
         yield
         return
-    before, value = os.environ.get(_MARK), uuid4().hex
+    value = uuid4().hex
     command = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), "--mark", f"{_MARK}={value}"]
     # Without the mark of a leash around this one, whose watchdog would end ours before it has looked.
     unmarked = {name: text for name, text in os.environ.items() if name != _MARK}
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=unmarked) as dog:
-        os.environ[_MARK] = value
         _held = True
         try:
-            yield
+            with variables({_MARK: value}):
+                yield
         finally:
             _held = False
-            if before is None:
-                del os.environ[_MARK]
-            else:
-                os.environ[_MARK] = before
             assert dog.stdin is not None
             dog.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -10,11 +10,9 @@ fifth game is held out. TextWorld plays the games over Fast Downward.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
 import json
-import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -22,8 +20,9 @@ from typing import Any, Literal
 
 from pydantic import PositiveInt
 
+from agentfly_lib.environment import variables
 from agentfly_lib.envs.environment import EnvironmentKind, EnvironmentSettings, StepResult
-from agentfly_lib.envs.text_world import do, list_actions, one_line, refuse_length, tell_actions, wanted_list
+from agentfly_lib.envs.text_actions import AdmissibleActions, AdmissibleMode, one_line, refuse_length
 from agentfly_lib.errors import ConfigError, DataError
 
 __all__ = ["KIND", "TASK_TYPES", "Alfworld", "AlfworldSettings"]
@@ -59,7 +58,7 @@ class AlfworldSettings(EnvironmentSettings):
     task_types: tuple[TaskType, ...] = TASK_TYPES
     max_steps: PositiveInt = 50
     """The episode ends after so many actions; 50 is the package's default."""
-    admissible: Literal["on_demand", "observation", "hidden"] = "on_demand"
+    admissible: AdmissibleMode = "on_demand"
     """The possible actions: told by a tool of their own, after every observation, or never."""
 
 
@@ -68,6 +67,7 @@ class Alfworld:
 
     def __init__(self, **settings: Any) -> None:
         self._settings = AlfworldSettings(**settings)
+        self._admissible = AdmissibleActions(self._settings.admissible)
         self._folder = games_folder(self._settings.folder)
         self._game: Any = None
         self._state: Any = None
@@ -82,7 +82,7 @@ class Alfworld:
             self._game = _interpreter(self._folder)
         self._game.load(str(self._folder / name))
         self._state, self._steps = self._game.reset(), 0
-        return self._tell(str(self._state.feedback).strip())
+        return self._admissible.below(str(self._state.feedback).strip(), self._possible)
 
     def step(self, action: str) -> StepResult:
         """Does one action; `info` says whether the task was `won`."""
@@ -91,14 +91,14 @@ class Alfworld:
             return refused
         if self._state is None:
             raise RuntimeError("ALFWorld has no game to act in")
-        if self._settings.admissible != "hidden" and (containing := wanted_list(action)) is not None:
-            return StepResult(observation=tell_actions(self._state.admissible_commands, containing))
+        if listed := self._admissible.answer(action, self._possible):
+            return listed
         self._state, _, _ = self._game.step(action)
         self._steps += 1
         won = bool(self._state.won)
         observation = str(self._state.feedback).strip()
         return StepResult(
-            observation=observation if won else self._tell(observation),
+            observation=observation if won else self._admissible.below(observation, self._possible),
             reward=float(won),
             done=won or self._steps >= self._settings.max_steps,
             info={"won": won, "steps": self._steps},
@@ -111,10 +111,8 @@ class Alfworld:
             self._game.close()
         self._game = self._state = None
 
-    def _tell(self, observation: str) -> str:
-        if self._settings.admissible != "observation":
-            return observation
-        return f"{observation}\n\n{tell_actions(self._state.admissible_commands)}"
+    def _possible(self) -> Sequence[str]:
+        return self._state.admissible_commands
 
 
 def games_folder(folder: Path) -> Path:
@@ -175,13 +173,13 @@ def problems(settings: AlfworldSettings, split: Literal["train", "eval"]) -> Ite
 
 def actions(settings: AlfworldSettings) -> Sequence[Callable[..., str]]:
     """The agent's tools."""
-    return (do, list_actions) if settings.admissible == "on_demand" else (do,)
+    return AdmissibleActions(settings.admissible).tools
 
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"alfworld: {path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise DataError(f"alfworld: {path} is not a JSON object")
@@ -191,24 +189,11 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _interpreter(folder: Path) -> Any:
     """TextWorld's player of these games. The names that they use become the ones that the papers show."""
     # The package makes this folder when it is imported, in the user's home unless it is told where.
-    with _variable("ALFWORLD_DATA", str(folder)):
+    with variables({"ALFWORLD_DATA": str(folder)}):
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
         from textworld import EnvInfos
         from textworld.envs import PddlEnv
     return AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)))
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 KIND = EnvironmentKind(

@@ -84,19 +84,21 @@ class Chess:
 
     def step(self, action: str) -> StepResult:
         if self._done:
-            return _told("The game is over.", done=True)
+            return StepResult.refused("The game is over.", done=True)
         verb, _, rest = action.partition(" ")
         if verb == "legal_moves":
             return StepResult(observation=" ".join(sorted(move.uci() for move in self._board.legal_moves)))
         if verb != "move":
-            return _told(f"There is no action {verb[:_SHOWN_CHARS]!r}; there are move and legal_moves.")
+            return StepResult.refused(f"There is no action {verb[:_SHOWN_CHARS]!r}; there are move and legal_moves.")
         move = self._read(rest.strip())
         if move is None:
             self._errors += 1
             self._done = self._errors >= self._settings.max_errors
             end = " That was one too many; the game is over." if self._done else ""
             said = rest.strip()[:_SHOWN_CHARS]
-            return _told(f"{said!r} is not a legal move here. Write it as e2e4, or as Nf3.{end}", done=self._done)
+            return StepResult.refused(
+                f"{said!r} is not a legal move here. Write it as e2e4, or as Nf3.{end}", done=self._done
+            )
         self._board.push(move)
         self._moves += 1
         if self._settings.task == "mate_in_one":
@@ -200,10 +202,6 @@ def move(move: str) -> str:
 def legal_moves() -> str:
     """List the moves that can be played."""
     return "legal_moves"
-
-
-def _told(observation: str, *, done: bool = False) -> StepResult:
-    return StepResult(observation=observation, done=done, error=observation)
 
 
 def _problems(settings: ChessSettings, split: Literal["train", "eval"]) -> Iterator[dict[str, Any]]:

@@ -42,6 +42,11 @@ class StepResult:
     error: str | None = None
     """Set if the action could not be done; the observation tells the model then. The episode goes on."""
 
+    @classmethod
+    def refused(cls, why: str, *, done: bool = False) -> StepResult:
+        """The action could not be done, and the model is told why."""
+        return cls(observation=why, error=why, done=done)
+
 
 @runtime_checkable
 class Environment(Protocol):

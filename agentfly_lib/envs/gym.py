@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt
 
 from agentfly_lib.envs.environment import Action, EnvironmentKind, EnvironmentSettings, StepResult
+from agentfly_lib.envs.seeds import endless_seeds
 from agentfly_lib.errors import ConfigError
 
 __all__ = ["KIND", "GymnasiumEnvironment", "GymnasiumSettings", "as_text"]
@@ -62,11 +63,11 @@ class GymnasiumEnvironment:
 
     def step(self, action: str) -> StepResult:
         if self._done:
-            return _told("The episode is over.", done=True)
+            return StepResult.refused("The episode is over.", done=True)
         try:
             chosen = self._read(action)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            return _told(f"{action[:_SHOWN_CHARS]!r} is no action here: {error}")
+            return StepResult.refused(f"{action[:_SHOWN_CHARS]!r} is no action here: {error}")
         observation, reward, terminated, truncated, _ = self._environment.step(chosen)
         self._steps += 1
         self._done = bool(terminated or truncated or self._steps >= self._settings.max_steps)
@@ -191,16 +192,8 @@ def _actions(settings: GymnasiumSettings) -> list[Action]:
     ]
 
 
-def _told(observation: str, *, done: bool = False) -> StepResult:
-    return StepResult(observation=observation, done=done, error=observation)
-
-
 def _problems(settings: GymnasiumSettings, split: Literal["train", "eval"]) -> Iterator[dict[str, Any]]:
-    """Seeds, without end."""
-    seed = settings.seed if split == "train" else settings.seed + 2**30
-    while True:
-        yield {"question": settings.question, "seed": seed}
-        seed += 1
+    return endless_seeds(settings.question, settings.seed, split)
 
 
 def _check(settings: GymnasiumSettings) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, PositiveFloat, field_validator
 
 from agentfly_lib.envs.environment import Action, EnvironmentKind, EnvironmentSettings, StepResult
+from agentfly_lib.envs.seeds import endless_seeds
 from agentfly_lib.errors import ConfigError
 
 __all__ = ["KIND", "OpenEnv", "OpenEnvSettings"]
@@ -81,13 +82,13 @@ class OpenEnv:
         try:
             data = json.loads(action)
         except (ValueError, RecursionError) as error:
-            return _told(f"An action is a JSON object: {error}")
+            return StepResult.refused(f"An action is a JSON object: {error}")
         if not isinstance(data, dict):
-            return _told("An action is a JSON object.")
+            return StepResult.refused("An action is a JSON object.")
         try:
             answer = self._ask({"type": "step", "data": data})
         except _Refused as error:
-            return _told(f"The environment did not do that: {error}")
+            return StepResult.refused(f"The environment did not do that: {error}")
         return StepResult(
             observation=self._seen(answer), reward=float(answer.get("reward") or 0.0), done=bool(answer.get("done"))
         )
@@ -190,16 +191,8 @@ def _fetched(address: str, seconds: float) -> bytes:
     return bytes(data)
 
 
-def _told(message: str) -> StepResult:
-    return StepResult(observation=message, error=message)
-
-
 def _problems(settings: OpenEnvSettings, split: Literal["train", "eval"]) -> Iterator[dict[str, Any]]:
-    """Seeds, without end."""
-    seed = settings.seed if split == "train" else settings.seed + 2**30
-    while True:
-        yield {"question": settings.question, "seed": seed}
-        seed += 1
+    return endless_seeds(settings.question, settings.seed, split)
 
 
 def _check(settings: OpenEnvSettings) -> None:

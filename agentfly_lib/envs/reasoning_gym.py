@@ -61,7 +61,7 @@ class ReasoningGym:
             return StepResult(observation="The answer is given.", done=True, error="there is no problem to answer")
         if len(action) > _MAX_CHARS:
             long = f"The answer is {len(action)} characters long, more than {_MAX_CHARS}; write a shorter one."
-            return StepResult(observation=long, error=long)
+            return StepResult.refused(long)
         entry, self._entry = self._entry, None
         try:
             reward = float(self._verifier.score_answer(action, entry))

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt
 
 from agentfly_lib.envs.environment import EnvironmentKind, EnvironmentSettings, StepResult
-from agentfly_lib.envs.text_world import do, list_actions, one_line, refuse_length, tell_actions, wanted_list
+from agentfly_lib.envs.text_actions import AdmissibleActions, one_line, refuse_length
 from agentfly_lib.errors import ConfigError, EnvironmentFailure
 
 __all__ = ["KIND", "ScienceWorld", "ScienceWorldSettings", "Simulator"]
@@ -116,6 +116,7 @@ class ScienceWorld:
 
     def __init__(self, **settings: Any) -> None:
         self._settings = ScienceWorldSettings(**settings)
+        self._admissible = _admissible(self._settings)
         self._simplifications = ",".join(self._settings.simplifications)
         self._simulator: Simulator | None = Simulator(self._settings.heap_mib)
         self._steps, self._total = 0, 0.0
@@ -147,8 +148,8 @@ class ScienceWorld:
             raise EnvironmentFailure("ScienceWorld's JVM has died", where="environment:scienceworld") from error
 
     def _act(self, server: Any, action: str) -> StepResult:
-        if (containing := wanted_list(action)) is not None:
-            return StepResult(observation=tell_actions(list(server.getValidActionObjectCombinations()), containing))
+        if listed := self._admissible.answer(action, lambda: list(server.getValidActionObjectCombinations())):
+            return listed
         observation = str(server.step(action)).strip()
         score = round(100 * server.getScore())
         self._steps += 1
@@ -161,12 +162,6 @@ class ScienceWorld:
             info={"score": score, "steps": self._steps},
             error=observation if observation.startswith(UNKNOWN) else None,
         )
-
-    def walkthrough(self, problem: Mapping[str, Any]) -> list[str]:
-        """The simulator's own solution of a problem. The episode that was running is over."""
-        server = self._server
-        server.load(str(problem["task"]), int(problem["variation"]), self._simplifications, True)
-        return [str(action) for action in server.getGoldActionSequence()]
 
     def close(self) -> None:
         """Ends the JVM."""
@@ -223,7 +218,11 @@ def problems(settings: ScienceWorldSettings, split: Literal["train", "eval"]) ->
 
 def actions(settings: ScienceWorldSettings) -> Sequence[Callable[..., str]]:
     """The agent's tools."""
-    return (do, list_actions) if settings.list_actions else (do,)
+    return _admissible(settings).tools
+
+
+def _admissible(settings: ScienceWorldSettings) -> AdmissibleActions:
+    return AdmissibleActions("on_demand" if settings.list_actions else "hidden")
 
 
 KIND = EnvironmentKind(

@@ -47,8 +47,8 @@ class EnvironmentSession:
         """
         async with self._turn:
             if self.done:
-                over = "The episode is over; nothing can be done any more."
-                return Progress(step=StepResult(observation=over, done=True, error=over), total=self.total)
+                over = StepResult.refused("The episode is over; nothing can be done any more.", done=True)
+                return Progress(step=over, total=self.total)
             if not self._begun:
                 await self._begin()
                 self._begun = True

@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from agentfly_lib.configs.base import Config
 from agentfly_lib.envs.environment import EnvironmentKind, EnvironmentSettings, StepResult
-from agentfly_lib.envs.text_world import do, list_actions, one_line, refuse_length, tell_actions, wanted_list
+from agentfly_lib.envs.text_actions import AdmissibleActions, AdmissibleMode, one_line, refuse_length
 from agentfly_lib.errors import ConfigError
 
 __all__ = ["KIND", "CoinCollector", "CookingGame", "GeneratedGame", "SimpleGame", "TextWorld", "TextWorldSettings"]
@@ -110,7 +110,7 @@ class TextWorldSettings(EnvironmentSettings):
     eval_games: PositiveInt = 100
     max_steps: PositiveInt = 50
     """The episode ends after so many actions."""
-    admissible: Literal["on_demand", "observation", "hidden"] = "on_demand"
+    admissible: AdmissibleMode = "on_demand"
     """The possible actions: told by a tool of their own, after every observation, or never."""
 
 
@@ -119,6 +119,7 @@ class TextWorld:
 
     def __init__(self, **settings: Any) -> None:
         self._settings = TextWorldSettings(**settings)
+        self._admissible = AdmissibleActions(self._settings.admissible)
         self._folder = tempfile.TemporaryDirectory(prefix="agentfly-textworld-")
         self._game: Any = None
         self._state: Any = None
@@ -129,7 +130,7 @@ class TextWorld:
         self._end()
         self._game = _player(make_game(self._settings.game, int(problem["seed"]), Path(self._folder.name)))
         self._state, self._steps, self._total = self._game.reset(), 0, 0.0
-        return self._tell(clean(self._state.feedback))
+        return self._admissible.below(clean(self._state.feedback), self._possible)
 
     def step(self, action: str) -> StepResult:
         """Does one action; `info` has the game's `score`, and whether it was `won` or `lost`."""
@@ -138,11 +139,10 @@ class TextWorld:
             return refused
         if self._state is None:
             raise RuntimeError("TextWorld has no game to act in")
-        if self._settings.admissible != "hidden" and (containing := wanted_list(action)) is not None:
-            return StepResult(observation=tell_actions(self._state.admissible_commands, containing))
+        if listed := self._admissible.answer(action, self._possible):
+            return listed
         if word := forbidden_word(action):
-            told = f"{word!r} is no word of this game."
-            return StepResult(observation=told, error=told)
+            return StepResult.refused(f"{word!r} is no word of this game.")
         self._state, _, ended = self._game.step(action)
         self._steps += 1
         observation, won, lost = clean(self._state.feedback), bool(self._state.won), bool(self._state.lost)
@@ -150,7 +150,7 @@ class TextWorld:
         total = float(self._state.score) / float(self._state.max_score)
         reward, self._total = total - self._total, total
         return StepResult(
-            observation=observation if done else self._tell(observation),
+            observation=observation if done else self._admissible.below(observation, self._possible),
             reward=reward,
             done=done,
             info={"score": int(self._state.score), "won": won, "lost": lost, "steps": self._steps},
@@ -170,10 +170,8 @@ class TextWorld:
             self._game.close()
         self._game = self._state = None
 
-    def _tell(self, observation: str) -> str:
-        if self._settings.admissible != "observation":
-            return observation
-        return f"{observation}\n\n{tell_actions(self._state.admissible_commands)}"
+    def _possible(self) -> Sequence[str]:
+        return self._state.admissible_commands
 
 
 def make_game(game: Game, seed: int, folder: Path) -> Path:
@@ -241,7 +239,7 @@ def problems(settings: TextWorldSettings, split: Literal["train", "eval"]) -> It
 
 def actions(settings: TextWorldSettings) -> Sequence[Callable[..., str]]:
     """The agent's tools."""
-    return (do, list_actions) if settings.admissible == "on_demand" else (do,)
+    return AdmissibleActions(settings.admissible).tools
 
 
 KIND = EnvironmentKind(

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from agentfly_lib.envs.alfworld import KIND, TASK_TYPES, Alfworld, AlfworldSettings
-from agentfly_lib.envs.text_world import do, list_actions
+from agentfly_lib.envs.text_actions import do, list_actions
 from agentfly_lib.errors import ConfigError, DataError
 
 for package in ("alfworld", "textworld", "fast_downward"):

@@ -17,8 +17,9 @@ import pytest
 
 from agentfly_lib.envs.registry import read_settings
 from agentfly_lib.envs.scienceworld import KIND, ScienceWorld, ScienceWorldSettings, splits
-from agentfly_lib.envs.text_world import MAX_LISTED, do, list_actions
+from agentfly_lib.envs.text_actions import MAX_LISTED, do, list_actions
 from agentfly_lib.errors import ConfigError, EnvironmentFailure
+from tests.envs.solutions import scienceworld_solution
 
 pytest.importorskip("scienceworld", reason="scienceworld is not installed: make envs")
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java runtime on the PATH")
@@ -58,7 +59,7 @@ def gone(process: int) -> bool:
 
 
 def test_the_simulators_own_solution_scores_100(world: ScienceWorld) -> None:
-    solution = world.walkthrough(BOIL)
+    solution = scienceworld_solution(world, BOIL)
     assert len(solution) == 39
     world.reset(BOIL)
     results = [world.step(action) for action in solution]

@@ -24,6 +24,7 @@ from agentfly_lib.envs.textworld import TextWorld
 from agentfly_lib.inference import GenerationRequest, ScriptedGenerate
 from agentfly_lib.models.tokenizer import build_tokenizer
 from agentfly_lib.tools.environment import environment_tools
+from tests.envs.solutions import scienceworld_solution
 
 DATA = Path(os.environ.get("AGENTFLY_TEST_DATA", Path(__file__).parents[3] / "shared/data")) / "alfworld"
 
@@ -90,7 +91,7 @@ async def test_scienceworld(model_path: Path) -> None:
     rows = await in_thread(read_rows, spec, 1)
     assert rows[0]["question"].startswith("Your task is to find a(n) plant.")
     with closing(ScienceWorld(tasks=("find-plant",))) as world:
-        solution = world.walkthrough(rows[0])
+        solution = scienceworld_solution(world, rows[0])
     assert await play(model_path, spec, rows, [solution]) == [-1.0, pytest.approx(1.0)]
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from agentfly_lib.envs.environment import StepResult
 from agentfly_lib.envs.registry import read_settings
-from agentfly_lib.envs.text_world import do, list_actions, one_line, tell_actions, wanted_list
+from agentfly_lib.envs.text_actions import AdmissibleActions, do, list_actions, one_line, tell_actions, wanted_list
 from agentfly_lib.envs.textworld import KIND, TextWorld, TextWorldSettings, clean, forbidden_word
 from agentfly_lib.errors import ConfigError
 
@@ -166,3 +167,28 @@ def test_text_that_the_worlds_share() -> None:
     assert tell_actions(["b", "a", "b"]) == "Possible actions:\na\nb"
     many = tell_actions([f"a{n:03}" for n in range(130)]).splitlines()
     assert (many[1], many[100], many[101]) == ("a000", "a099", "(30 more; name what they are to contain)")
+
+
+def test_the_possible_actions_are_listed_only_where_they_are_told() -> None:
+    asked = []
+
+    def possible() -> list[str]:
+        asked.append(True)
+        return ["go", "look"]
+
+    shown = {
+        mode: (
+            AdmissibleActions(mode).tools,
+            AdmissibleActions(mode).answer("go", possible),
+            AdmissibleActions(mode).answer("list actions g", possible),
+            AdmissibleActions(mode).below("Here.", possible),
+        )
+        for mode in ("on_demand", "observation", "hidden")
+    }
+    listed = StepResult(observation="Possible actions:\ngo")
+    assert shown == {
+        "on_demand": ((do, list_actions), None, listed, "Here."),
+        "observation": ((do,), None, listed, "Here.\n\nPossible actions:\ngo\nlook"),
+        "hidden": ((do,), None, None, "Here."),
+    }
+    assert len(asked) == 3

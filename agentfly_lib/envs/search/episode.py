@@ -40,11 +40,11 @@ class Search:
         """Does `search[query]` or `answer[text]`; the answer ends the episode."""
         if self._accepted is None or self._done:
             why = "The question is answered." if self._done else "There is no question yet."
-            return StepResult(observation=why, error=why, done=self._done)
+            return StepResult.refused(why, done=self._done)
         match = _ACTION.fullmatch(action) if len(action) <= MAX_ARGUMENT + 20 else None
         if match is None or not match[2].strip():
             why = f"This is no action. Write search[query] or answer[text], at most {MAX_ARGUMENT} characters."
-            return StepResult(observation=why, error=why)
+            return StepResult.refused(why)
         if match[1] == "search":
             (hits,) = self._service.search([match[2]], self._settings.results)
             return StepResult(observation=self._shown(hits), info={"documents": [hit.id for hit in hits]})

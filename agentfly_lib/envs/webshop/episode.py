@@ -76,10 +76,12 @@ class WebShop:
     def step(self, action: str) -> StepResult:
         """Does `search[...]`, `click[...]` or `list[]`. Info of a purchase tells what the reward is made of."""
         if self._goal is None or self._done:
-            return _refusal("The visit is over." if self._done else "The visit has not begun.", done=self._done)
+            return StepResult.refused(
+                "The visit is over." if self._done else "The visit has not begun.", done=self._done
+            )
         match = _ACTION.fullmatch(action) if len(action) <= MAX_ARGUMENT + 20 else None
         if match is None:
-            return _refusal(
+            return StepResult.refused(
                 f"This is no action. Write search[keywords] or click[element], at most {MAX_ARGUMENT} characters."
             )
         name, argument = match[1], match[2].strip().lower()
@@ -89,11 +91,13 @@ class WebShop:
             case "search" if argument:
                 self._search(argument)
             case "search":
-                return _refusal("A search needs keywords.")
+                return StepResult.refused("A search needs keywords.")
             case _:
                 element = clickable(self._page).get(argument)
                 if element is None:
-                    return _refusal(f"There is no {argument[:80]!r} to click on this page. {self._clickables()}")
+                    return StepResult.refused(
+                        f"There is no {argument[:80]!r} to click on this page. {self._clickables()}"
+                    )
                 if element.text == BUY:
                     return self._buy(self._item(), self._goal)
                 self._click(element)
@@ -172,7 +176,3 @@ class WebShop:
             return "Nothing can be clicked here; search for something."
         more = f", and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
         return f"You can click: {', '.join(names[:_MAX_SHOWN])}{more}"
-
-
-def _refusal(why: str, *, done: bool = False) -> StepResult:
-    return StepResult(observation=why, error=why, done=done)

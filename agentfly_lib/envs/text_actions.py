@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from agentfly_lib.envs.environment import StepResult
 
-__all__ = ["do", "list_actions", "one_line", "refuse_length", "tell_actions", "wanted_list"]
+__all__ = [
+    "AdmissibleActions",
+    "AdmissibleMode",
+    "do",
+    "list_actions",
+    "one_line",
+    "refuse_length",
+    "tell_actions",
+    "wanted_list",
+]
+
+AdmissibleMode = Literal["on_demand", "observation", "hidden"]
+"""When the possible actions are told: by a tool of their own, after every observation, or never."""
 
 LIST = "list actions"
 MAX_ACTION_CHARS = 190
 """No action of these worlds is nearly so long, and a Z-machine would cut it a little later."""
 MAX_LISTED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissibleActions:
+    """How an agent learns what it can do. `possible`, which may take long, is called only where its list is told."""
+
+    mode: AdmissibleMode
+
+    @property
+    def tools(self) -> tuple[Callable[..., str], ...]:
+        """The agent's tools."""
+        return (do, list_actions) if self.mode == "on_demand" else (do,)
+
+    def answer(self, action: str, possible: Callable[[], Sequence[str]]) -> StepResult | None:
+        """The list, if that is what the action asks for, and may."""
+        if self.mode == "hidden" or (containing := wanted_list(action)) is None:
+            return None
+        return StepResult(observation=tell_actions(possible(), containing))
+
+    def below(self, observation: str, possible: Callable[[], Sequence[str]]) -> str:
+        """The observation, and the list below it where it belongs there."""
+        return f"{observation}\n\n{tell_actions(possible())}" if self.mode == "observation" else observation
 
 
 def do(action: str) -> str:
@@ -41,8 +77,7 @@ def refuse_length(action: str) -> StepResult | None:
     """The answer to an action that is too long to be one."""
     if len(action) <= MAX_ACTION_CHARS:
         return None
-    told = f"An action has at most {MAX_ACTION_CHARS} characters; this one has {len(action)}."
-    return StepResult(observation=told, error=told)
+    return StepResult.refused(f"An action has at most {MAX_ACTION_CHARS} characters; this one has {len(action)}.")
 
 
 def wanted_list(action: str) -> str | None:
