@@ -54,6 +54,10 @@ def test_what_will_not_fit_is_not_begun(
     with pytest.raises(ShardError, match=r"000000: it needs 0 MiB and 1 MiB are free; free space"):
         factories.saved(subject, tmp_path / "runs" / "000000")
     assert list(tmp_path.iterdir()) == []
+    # The state that is the same on every rank is written by the first, and weighed once.
+    assert list(subject.engine.tensors()) != []
+    monkeypatch.setattr("agentfly_lib.training.engine.dist.get_rank", lambda: 1)
+    assert list(subject.engine.tensors()) == []
 
 
 def test_errors_that_are_not_about_files_pass_as_they_are(tmp_path: Path) -> None:

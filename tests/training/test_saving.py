@@ -23,6 +23,7 @@ from safetensors.torch import load_file  # noqa: E402
 from agentfly_lib.errors import ShardError  # noqa: E402
 from agentfly_lib.training import saving  # noqa: E402
 from agentfly_lib.training.checkpoint import newest_checkpoint, verify_checkpoint  # noqa: E402
+from agentfly_lib.training.engine import give_back_cache  # noqa: E402
 
 Make = Callable[..., Any]
 
@@ -43,11 +44,19 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_training_goes_on_while_a_checkpoint_is_written(
-    learner: Make, factories: ModuleType, tmp_path: Path, gate: threading.Event, stage: int
+    learner: Make,
+    factories: ModuleType,
+    tmp_path: Path,
+    gate: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: int,
 ) -> None:
+    idle: list[torch.device] = []
+    monkeypatch.setattr("agentfly_lib.training.learner.give_back_cache", idle.append)
     subject = learner(learner={"zero_stage": stage})
     subject.update_from(factories.step_groups(0), 0)
     subject.begin_checkpoint(tmp_path / "000001")
+    assert idle == [subject.device] * 3, "after its start, the update and the copying"
     digests = [subject.update_from(factories.step_groups(step), step).weights_digest for step in (1, 2)]
     assert subject.finish_checkpoint(seconds=0.0) == (False, None)
     assert newest_checkpoint(tmp_path, tidy=False) is None
@@ -128,6 +137,15 @@ def test_closing_waits_for_the_writer(learner: Make, tmp_path: Path, gate: threa
     threading.Timer(0.2, gate.set).start()
     subject.close()
     assert newest_checkpoint(tmp_path) is not None
+
+
+def test_an_idle_rank_gives_a_gpu_back_what_torch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[None] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(None))
+    give_back_cache(torch.device("cpu"))
+    assert given == []
+    give_back_cache(torch.device("cuda", 0))
+    assert given == [None]
 
 
 def test_copies_are_whole_alike_and_nobody_elses() -> None:
