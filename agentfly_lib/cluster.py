@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentfly_lib import watchdog
 from agentfly_lib.configs.run import RayConfig
+from agentfly_lib.environment import variables
 from agentfly_lib.errors import ConfigError
 
 __all__ = ["Bundle", "bundle_gpus", "bundle_options", "end_actors", "gpu_count", "private_folder", "start_ray"]
@@ -64,7 +65,7 @@ def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterato
     if loaded is not None and loaded.is_initialized():
         yield
     elif config.address is not None:
-        with _environment(_RAY_ENVIRONMENT):
+        with variables(_RAY_ENVIRONMENT):
             _join(config.address, namespace)
             import ray
 
@@ -73,7 +74,7 @@ def start_ray(config: RayConfig, *, cpus_needed: int, namespace: str) -> Iterato
             finally:
                 ray.shutdown()
     else:
-        with _environment(_RAY_ENVIRONMENT | _LOOPBACK_ONLY), private_folder() as folder, _token(folder):
+        with variables(_RAY_ENVIRONMENT | _LOOPBACK_ONLY), private_folder() as folder, _token(folder):
             import ray
             from ray._private import ray_constants
 
@@ -244,7 +245,7 @@ def _token(folder: Path) -> Iterator[None]:
     path.write_text(secrets.token_hex(32))
     try:
         # A token in RAY_AUTH_TOKEN would go before the file.
-        with _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path), "RAY_AUTH_TOKEN": None}):
+        with variables({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path), "RAY_AUTH_TOKEN": None}):
             _read_authentication()
             yield
     finally:
@@ -257,22 +258,3 @@ def _read_authentication() -> None:
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Variables as given, None for none, until the block ends."""
-    before = {name: os.environ.get(name) for name in values}
-    _set_environment(values)
-    try:
-        yield
-    finally:
-        _set_environment(before)
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
