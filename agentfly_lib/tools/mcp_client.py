@@ -33,6 +33,8 @@ __all__ = ["HttpServer", "McpConnection", "McpServer", "StdioServer", "choose_to
 START_SECONDS = 30.0
 """Limit for reaching a server and greeting it."""
 STOP_SECONDS = 10.0
+QUIET_SECONDS = 600.0
+"""So long a server may say nothing while it is listened to."""
 _PAGES = 100
 _CONTEXT = "agentfly context"
 """No argument can be called this."""
@@ -107,10 +109,14 @@ class HttpServer(McpServer):
         from httpx2 import AsyncClient, Timeout
         from mcp.client.streamable_http import streamable_http_client
 
-        # No limit on reading: a call's own limit is the tool's.
-        limits = Timeout(self.start_seconds, read=None)
+        from agentfly_lib.tools.mcp_transport import BoundedTransport
+
+        # A call's own limit is the tool's.
+        limits = Timeout(self.start_seconds, read=QUIET_SECONDS)
         async with (
-            AsyncClient(headers=dict(self.headers), timeout=limits) as client,
+            AsyncClient(
+                headers=dict(self.headers), timeout=limits, transport=BoundedTransport(), trust_env=False
+            ) as client,
             streamable_http_client(self.url, http_client=client) as streams,
         ):
             yield streams

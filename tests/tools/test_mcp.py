@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gzip
 import sys
 import textwrap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+import httpx2
 import mcp_types
 import psutil
 import pytest
@@ -18,6 +20,7 @@ from agentfly_lib.errors import ConfigError, InfrastructureError
 from agentfly_lib.tools import Tool, ToolCall, ToolContext, ToolResult, calculator, execute_calls, given_schema
 from agentfly_lib.tools.given_schema import GivenArguments
 from agentfly_lib.tools.mcp_client import HttpServer, StdioServer, _read, mcp_tools
+from agentfly_lib.tools.mcp_transport import BoundedTransport
 from agentfly_lib.tools.schema import ArgumentError
 from agentfly_lib.types import Problem
 
@@ -55,6 +58,10 @@ def dies() -> str:
 @server.tool()
 async def hangs() -> str:
     await asyncio.Event().wait()
+
+@server.tool()
+def long() -> str:
+    return "x" * 200_000
 
 @server.tool()
 def environment() -> str:
@@ -159,6 +166,14 @@ class TestForeignTools:
                 await process.wait()
                 again = await run("far_add", a=2)
                 assert again.error is not None
+
+    async def test_an_answer_over_http_without_end_is_not_read(self, foreign, monkeypatch):
+        monkeypatch.setitem(BoundedTransport.__init__.__kwdefaults__, "max_bytes", 100_000)
+        async with served(*foreign, "http", "0", says="http://127.0.0.1:") as (_, port):
+            tools = await mcp_tools(HttpServer(url=f"http://127.0.0.1:{port}/mcp"), only=["add", "long"])
+            async with trajectory(tools) as run:
+                assert "failed: " in ((await run("long")).error or "")
+                assert (await run("add", a=2)).observation == "3"
 
     async def test_names_that_are_wanted(self, foreign):
         server = StdioServer(command=(*foreign, "stdio"))
@@ -301,3 +316,28 @@ class TestGivenSchemas:
 async def test_an_image_that_cannot_be_read_is_named():
     content = [mcp_types.ImageContent(data="no base64!", mime_type="image/png")]
     assert _read(mcp_types.CallToolResult(content=content)).observation == "[image that cannot be read]"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "message"),
+    [
+        ({}, b"x" * 11, "more than 10 bytes"),
+        ({"Content-Encoding": "gzip"}, gzip.compress(b"x"), "compressed, which was not asked for"),
+        ({"Content-Encoding": "identity"}, b"x" * 10, None),
+    ],
+)
+async def test_bodies_over_http_are_bounded(headers, body, message):
+    asked = []
+
+    def answer(request):
+        asked.append(request.headers["accept-encoding"])
+        return httpx2.Response(200, headers=headers, stream=httpx2.ByteStream(body))
+
+    transport = BoundedTransport(httpx2.MockTransport(answer), max_bytes=10)
+    async with httpx2.AsyncClient(transport=transport, headers={"Accept-Encoding": "gzip"}) as client:
+        if message is None:
+            assert (await client.get("http://x/")).content == body
+        else:
+            with pytest.raises(httpx2.StreamError, match=message):
+                await client.get("http://x/")
+    assert asked == ["identity"]
