@@ -1,11 +1,11 @@
-"""A training run that is hurt at a known place: itself killed with SIGKILL, or its engine, or its learner.
+"""A training run that is hurt at a known place: itself killed or interrupted, or its engine, or its learner killed.
 
     python killed_run.py PLACE[,PLACE...] RECIPE [--set KEY=VALUE ...]
 
 A place is `stage:step`. The blow comes from inside, so that a test need not guess when a stage is going on.
 
     collect:0      itself, with some groups of the step on disk and others not
-    score:1        itself, with some parts scored
+    interrupt:1    itself, by Ctrl-C, with some parts scored
     update:1       itself, while the ranks compute
     record:1       itself, after the ranks have a new version and before anything says so
     checkpoint:2   itself, while files are written beside the final name, in the background
@@ -116,12 +116,12 @@ def prepare(place: str) -> None:
     match stage:
         case "collect":
             after(RolloutStore, "append", half_collected, die)
-        case "score":
+        case "interrupt":
             after(
                 ScoreStore,
                 "append",
                 lambda store, *_: f"steps/{step:06d}" in str(store._directory.path) and not store.complete,
-                die,
+                lambda: os.kill(os.getpid(), signal.SIGINT),
             )
         case "update":
             during(Learner, "update", updates, lambda *_: bool(actors("LearnerActor.update")), die)

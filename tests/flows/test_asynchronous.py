@@ -77,9 +77,11 @@ def test_with_a_lag_of_2_a_kill_and_the_deaths_of_an_engine_and_a_rank_lose_noth
     for step, of_step in enumerate(metrics):
         assert of_step["train/policy_lag/max"] <= step - min(versions[step])
         assert 0 <= of_step.get("time/overlap/fraction", 0.0) <= 1
+    assert max(each.get("time/overlap/fraction", 0.0) for each in metrics) > 0, "collections went on beside updates"
     assert "Collections beside updates" in final.stdout
 
     counts = times_tried(root, "train-lagging")
+    assert 1 <= read_rollout_manifest(run.step(2)).attempt <= counts["collect-000002"], "it went on with what was there"
     assert counts["collect-000003"] == 2, "the collection was tried again when no engine was left"
     assert counts["update-000003"] == 2, "the update was tried again after the rank's death"
 

@@ -1,4 +1,4 @@
-"""A run that is killed in every stage, and started again each time, ends as if nothing had happened."""
+"""A run that is stopped in every stage, and started again each time, ends as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from safetensors.numpy import load_file
 
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.ledger import run_balance
+from agentfly_lib.store.scores import read_score_manifest
 from agentfly_lib.training.checkpoint import checkpoint_at, verify_checkpoint
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 HERE = Path(__file__).resolve().parent
-KILLS = [("collect", 0), ("score", 1), ("update", 1), ("record", 1), ("checkpoint", 2)]
+BLOWS = [("interrupt", 1), ("update", 1), ("record", 1), ("checkpoint", 2)]
+"""The first is Ctrl-C, the others are kill -9. In the middle of a collection: `test_asynchronous.py`."""
+BRIEF = ["evaluation.greedy=false", "evaluation.samples=1", "data.eval_problems=4", "rollout.max_concurrency=16"]
 
 
 def hurt(places: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -39,9 +42,21 @@ def hurt(places: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def killed(stage: str, step: int, arguments: list[str]) -> None:
+def struck(stage: str, step: int, arguments: list[str]) -> None:
     done = hurt(f"{stage}:{step}", arguments)
-    assert done.returncode == -signal.SIGKILL, (stage, done.stdout[-1000:], done.stderr[-3000:])
+    expected = 130 if stage == "interrupt" else -signal.SIGKILL
+    assert done.returncode == expected, (stage, done.stdout[-1000:], done.stderr[-3000:])
+    assert stage != "interrupt" or "interrupted; run the same command again to go on" in done.stderr
+
+
+def in_mlflow(root: Path, name: str) -> list[tuple[str]]:
+    """States of the runs of this name."""
+    with sqlite3.connect(f"file:{root / 'mlflow.db'}?mode=ro", uri=True) as database:
+        return database.execute("select status from runs where name = ?", [name]).fetchall()
+
+
+def options(*changes: str) -> list[str]:
+    return [part for change in changes for part in ("--set", change)]
 
 
 def parts(run: RunDirectory) -> dict[Path, str]:
@@ -83,24 +98,23 @@ def times_tried(root: Path, flow_run: str) -> dict[str, int]:
 
 
 @pytest.mark.timeout(900)
-def test_killed_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
-    arguments = ["recipes/ci.toml", "--set", f"run.root={root}", "--set", "run.name=killed"]
-    arguments += ["--set", "evaluation.greedy=false", "--set", "rollout.max_concurrency=16"]
+def test_stopped_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
+    arguments = ["recipes/ci.toml", *options(f"run.root={root}", "run.name=killed", *BRIEF)]
+    arguments += options("rollout.chains=4", "rollout.groups_per_part=1")
     run = RunDirectory(root / "killed")
     kept: dict[Path, str] = {}
-    for stage, step in KILLS:
-        killed(stage, step, arguments)
+    for stage, step in BLOWS:
+        struck(stage, step, arguments)
         found = parts(run)
-        assert kept.items() <= found.items(), f"parts changed or vanished before the kill in {stage}"
+        assert kept.items() <= found.items(), f"parts changed or vanished before the blow in {stage}"
         kept = found
-        if stage == "collect":
-            manifest = json.loads(run.step(0).rollout_manifest.read_text())
-            stored = sum(len(part["groups"]) for part in manifest["parts"])
-            assert 0 < stored < 8
-            assert not manifest["complete"]
-        if stage in ("update", "record"):
+        if stage == "interrupt":
+            assert run.step(step).score_manifest.exists()
+            assert not read_score_manifest(run.step(step)).complete
+            assert in_mlflow(root, "killed") == [("KILLED",)]
+        if stage != "checkpoint":
             assert not run.step(step).update_file.exists()
-        assert wait_until_gone(root) == [], f"processes outlived the kill in {stage}"
+        assert wait_until_gone(root) == [], f"processes outlived the blow in {stage}"
         if stage == "checkpoint" and run.checkpoint(step).exists():
             # The ranks may outlive the command for a moment, and finish what they were writing: whole, or not there.
             verify_checkpoint(checkpoint_at(run.checkpoint(step)))
@@ -110,9 +124,9 @@ def test_killed_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
     assert kept.items() <= parts(run).items(), "a finished trajectory was made again"
     balances = run_balance(run)
     assert [(row.step, row.balanced, row.requested) for row in balances] == [
-        (0, True, 64),
-        (1, True, 64),
-        (2, True, 64),
+        (0, True, 32),
+        (1, True, 32),
+        (2, True, 32),
     ]
     ids = [
         identity
@@ -121,7 +135,7 @@ def test_killed_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
         for identity in part["groups"]
     ]
     assert len(ids) == len(set(ids)) == 24, "a group was counted twice"
-    assert json.loads(run.step(0).rollout_manifest.read_text())["attempt"] == 1
+    assert in_mlflow(root, "killed") == [("FINISHED",)]
 
     weights = tmp_path / "uninterrupted.safetensors"
     subprocess.run(
@@ -139,10 +153,9 @@ def test_killed_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_one_of_two_engines_and_a_rank_die_and_a_run_of_adapters_goes_on(root: Path) -> None:
-    arguments = ["recipes/ci.toml", "--set", f"run.root={root}", "--set", "run.name=wounded"]
-    arguments += ["--set", "evaluation.greedy=false", "--set", "rollout.max_concurrency=16"]
-    arguments += ["--set", "inference.replicas=2", "--set", "learner.ranks=2", "--set", "learner.zero_stage=2"]
-    arguments += ["--set", "learner.lora.rank=8", "--set", "inference.lora_sync=adapter"]
+    arguments = ["recipes/ci.toml", *options(f"run.root={root}", "run.name=wounded", *BRIEF)]
+    arguments += options("inference.replicas=2", "learner.ranks=2", "learner.zero_stage=2")
+    arguments += options("learner.lora.rank=8", "inference.lora_sync=adapter")
     done = hurt("one-engine:0,rank:2", arguments)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     when = {line.split()[0]: float(line.split()[1]) for line in reversed(done.stderr.splitlines()) if is_moment(line)}
