@@ -87,17 +87,6 @@ def test_a_killed_driver_leaves_no_process_and_no_folder(driver, end, listening)
     assert gone(folder, 10)
 
 
-@pytest.mark.stack
-@pytest.mark.slow
-def test_a_driver_that_ends_by_itself_leaves_nothing_either(driver):
-    folder = Path(driver.stdout.readline().split()[0])
-    driver.stdin.write("\n")
-    driver.stdin.flush()
-    assert driver.stdout.readline().strip() == "ended"
-    assert driver.wait(20) == 0
-    assert gone(folder, 10)
-
-
 CLIENT = """
 import sys
 from ray._raylet import GcsClient
@@ -108,9 +97,10 @@ print(len(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", namespace=None)))
 
 @pytest.mark.stack
 @pytest.mark.slow
-def test_a_private_ray_answers_nobody_without_its_token(driver):
-    folder, address = driver.stdout.readline().split()
-    token = Path(folder, "token")
+def test_a_private_ray_answers_nobody_without_its_token_and_leaves_nothing_when_its_driver_ends(driver):
+    name, address = driver.stdout.readline().split()
+    folder = Path(name)
+    token = folder / "token"
     assert token.stat().st_mode & 0o777 == 0o600
     nobody = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
 
@@ -131,6 +121,12 @@ def test_a_private_ray_answers_nobody_without_its_token(driver):
     assert "AuthenticationError" in without.stderr
     assert "AuthenticationError" in guessed.stderr
     assert int(ours.stdout) > 0
+
+    driver.stdin.write("\n")
+    driver.stdin.flush()
+    assert driver.stdout.readline().strip() == "ended"
+    assert driver.wait(20) == 0
+    assert gone(folder, 10)
 
 
 @pytest.mark.stack
