@@ -158,8 +158,8 @@ class LearnerActor:
     def begin_checkpoint(self, path: Path) -> None:
         self._rank.begin_checkpoint(path)
 
-    @ray.method(concurrency_group="saves")
     @_call
+    @ray.method(concurrency_group="saves")  # which Ray looks for under what wraps it
     def finish_checkpoint(self, seconds: float) -> tuple[bool, CheckpointRef | None]:
         return self._rank.finish_checkpoint(seconds=seconds)
 

@@ -114,9 +114,10 @@ async def test_the_life_of_a_learner(
     import ray
 
     actor = ray.get_actor(ref.names[0], namespace=NAMESPACE)
-    busy = actor.__ray_call__.remote(lambda rank: time.sleep(2))
-    assert ray.get(actor.beat.remote(), timeout=20) >= 3
-    assert ray.get(actor.finish_checkpoint.remote(10.0), timeout=20) == (True, None)
+    beats = ray.get(actor.beat.remote(), timeout=20)
+    assert beats >= 3
+    busy = actor.__ray_call__.remote(lambda rank: time.sleep(3))
+    assert ray.get([actor.beat.remote(), actor.finish_checkpoint.remote(10.0)], timeout=20) == [beats, (True, None)]
     assert ray.wait([busy], timeout=0)[0] == []
     ray.get(busy)
 
