@@ -1,7 +1,7 @@
 """Held-out evaluation: pass@k, intervals, reports, and whether one policy is better than another."""
 
 from agentfly_lib.evaluation.compare import Comparison, compare
-from agentfly_lib.evaluation.evaluate import evaluate_groups, pass_ks, summarise
+from agentfly_lib.evaluation.evaluate import evaluate_groups, pass_ks
 from agentfly_lib.evaluation.intervals import Estimate, bootstrap_interval, mean_interval, wilson_interval
 from agentfly_lib.evaluation.pass_at_k import pass_at_k, pass_at_k_estimate
 from agentfly_lib.evaluation.report import EvaluationMode, EvaluationReport, read_report, write_report
@@ -21,7 +21,6 @@ __all__ = [
     "pass_ks",
     "read_report",
     "report_table",
-    "summarise",
     "wilson_interval",
     "write_report",
 ]

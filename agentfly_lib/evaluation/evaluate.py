@@ -14,7 +14,10 @@ from agentfly_lib.evaluation.pass_at_k import pass_at_k_estimate
 from agentfly_lib.evaluation.report import EvaluationMode, EvaluationReport
 from agentfly_lib.types import Trajectory, TrajectoryGroup
 
-__all__ = ["evaluate_groups", "pass_ks", "summarise"]
+__all__ = ["evaluate_groups", "pass_ks"]
+
+_SOLVED = 1.0
+"""A trajectory has solved its problem if its reward is at least this."""
 
 
 def pass_ks(samples: int) -> tuple[int, ...]:
@@ -30,8 +33,6 @@ def evaluate_groups(
     mode: EvaluationMode = "sampled",
     reward_name: str,
     samples: int,
-    ks: Sequence[int] | None = None,
-    solved_at: float = 1.0,
     dropped_groups: int = 0,
     seed: int = 0,
 ) -> EvaluationReport:
@@ -40,8 +41,6 @@ def evaluate_groups(
     Args:
         groups: rewards joined; the order decides nothing. Groups of the same problem count as one problem.
         samples: trajectories asked per problem.
-        ks: the k of pass@k; `pass_ks(samples)` if not given.
-        solved_at: a trajectory solved its problem if its reward is at least this.
         dropped_groups: problems asked for that have no group, because they were not finished in time.
         seed: of the bootstrap.
     """
@@ -49,8 +48,8 @@ def evaluate_groups(
     for group in sorted(groups, key=lambda group: (group.problem.id, group.id)):
         rewards.setdefault(group.problem.id, []).extend(_rewards(group))
     means = {problem: fmean(values) for problem, values in rewards.items() if values}
-    counts = [(len(values), sum(value >= solved_at for value in values)) for values in rewards.values()]
-    estimates = {k: pass_at_k_estimate(counts, k, seed=seed) for k in (pass_ks(samples) if ks is None else ks)}
+    counts = [(len(values), sum(value >= _SOLVED for value in values)) for values in rewards.values()]
+    estimates = {k: pass_at_k_estimate(counts, k, seed=seed) for k in pass_ks(samples)}
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     usable = [trajectory for trajectory in trajectories if _reward(trajectory) is not None]
     failed = sum(trajectory.failure is not None for trajectory in trajectories)
@@ -70,21 +69,6 @@ def evaluate_groups(
         behaviour=_behaviour(usable),
         problem_rewards=means,
     )
-
-
-def summarise(
-    groups: Sequence[TrajectoryGroup],
-    *,
-    samples: int,
-    mode: EvaluationMode = "sampled",
-    ks: Sequence[int] | None = None,
-    solved_at: float = 1.0,
-    seed: int = 0,
-) -> dict[str, float]:
-    """The metrics of an evaluation, without the report around them; see `evaluate_groups`."""
-    return evaluate_groups(
-        groups, policy_version=-1, mode=mode, reward_name="", samples=samples, ks=ks, solved_at=solved_at, seed=seed
-    ).metrics
 
 
 def _reward(trajectory: Trajectory) -> float | None:

@@ -119,7 +119,6 @@ async def collect(
             groups_done=kept,
             chains=len(problems) * config.chains,
             chains_done=kept * config.chains,
-            chains_kept=kept * config.chains,
         ),
     )
     try:

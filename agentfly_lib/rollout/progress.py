@@ -15,8 +15,6 @@ class CollectProgress:
     groups_done: int
     chains: int
     chains_done: int
-    chains_kept: int = 0
-    """Of `chains_done`, those that an earlier attempt had stored."""
     sampled_tokens: int = 0
     """Tokens that the policy sampled in this attempt, failed tries included."""
     failures: int = 0

@@ -1,8 +1,8 @@
 """Names and values of metrics: `area/name/stat`, in the letters MLflow accepts, finite.
 
 MLflow takes letters, digits, space and `/ : . - _`, at most 250 of them, and a name that is a normal relative path.
-Names are written that way in our own code (`metric_name` checks); what comes from outside (a reward's parts, a user's
-metrics) goes through a `NameTable`, which cleans it and never lets two different names end as one.
+Names of our own are written that way; what comes from outside (a reward's parts, a user's metrics) may not be. So all
+go through a `NameTable`, which cleans them and never lets two different names end as one.
 """
 
 from __future__ import annotations
@@ -10,22 +10,15 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-
-import numpy as np
-import numpy.typing as npt
 
 __all__ = [
     "MAX_NAME_LENGTH",
     "NONFINITE_COUNT",
-    "REDUCERS",
     "FiniteMetrics",
     "NameTable",
     "finite_metrics",
-    "metric_name",
-    "reduce_metric",
     "valid_name",
 ]
 
@@ -38,51 +31,12 @@ _INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9 /:._-]")
 _READABLE = {"@": "_at_", "%": "_percent", "#": "_number_", "+": "_plus_", "=": "_is_", "<": "_below_", ">": "_above_"}
 _HASH_LENGTH = 8
 
-Reducer = Callable[[npt.NDArray[np.float64]], float]
-
-REDUCERS: Mapping[str, Reducer] = MappingProxyType(
-    {
-        "mean": lambda values: float(values.mean()),
-        "std": lambda values: float(values.std()),
-        "min": lambda values: float(values.min()),
-        "max": lambda values: float(values.max()),
-        "sum": lambda values: float(values.sum()),
-        "count": lambda values: float(values.size),
-        "p50": lambda values: float(np.quantile(values, 0.50)),
-        "p95": lambda values: float(np.quantile(values, 0.95)),
-    }
-)
-"""What a stat in `area/name/stat` means. `std` is of the population (divided by n)."""
-
 
 def valid_name(name: str) -> bool:
     """Whether MLflow takes `name` as it is."""
     parts = name.split("/")
-    return len(name) <= MAX_NAME_LENGTH and _VALID.fullmatch(name) is not None and not {".", ".."} & set(parts)
-
-
-def metric_name(area: str, name: str, stat: str) -> str:
-    """`area/name/stat`. Raises `ValueError` if it is not one that MLflow takes, or has not three parts."""
-    full = f"{area}/{name}/{stat}"
-    if not valid_name(full) or full.count("/") != 2:
-        raise ValueError(
-            f"{full!r} is not a metric name: it needs three parts `area/name/stat` of letters, digits, spaces and "
-            f"`: . - _`, {MAX_NAME_LENGTH} characters at most"
-        )
-    return full
-
-
-def reduce_metric(
-    area: str, name: str, values: Iterable[float], stats: Iterable[str] = ("mean", "min", "max")
-) -> dict[str, float]:
-    """`area/name/<stat>` of `values` for each of `stats` (keys of `REDUCERS`); nothing at all if there are no values.
-
-    A NaN among the values makes NaN, which the tracker leaves out and counts: a mean over the rest is another mean.
-    """
-    array = np.fromiter(values, dtype=np.float64)
-    if not array.size:
-        return {}
-    return {metric_name(area, name, stat): REDUCERS[stat](array) for stat in stats}
+    normal = not {".", ".."} & set(parts) and not name.startswith("..")
+    return len(name) <= MAX_NAME_LENGTH and _VALID.fullmatch(name) is not None and normal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,4 +89,5 @@ class NameTable:
 def _cleaned(name: str) -> str:
     replaced = _INVALID_CHARACTER.sub(lambda match: _READABLE.get(match.group(), "_"), name)
     parts = [part for part in replaced.split("/") if part not in {"", ".", ".."}]
-    return ("/".join(parts) or "unnamed")[:MAX_NAME_LENGTH].rstrip("/")
+    joined = re.sub(r"^\.\.", "_", "/".join(parts)) or "unnamed"
+    return joined[:MAX_NAME_LENGTH].rstrip("/")

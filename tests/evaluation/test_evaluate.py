@@ -11,7 +11,6 @@ from agentfly_lib.evaluation import (
     pass_ks,
     read_report,
     report_table,
-    summarise,
     write_report,
 )
 from agentfly_lib.types import (
@@ -100,7 +99,7 @@ def test_every_trajectory_is_counted_as_exactly_one_outcome():
 
 
 def test_metrics_of_the_sampled_mode():
-    metrics = summarise(GROUPS, samples=4)
+    metrics = report(*GROUPS, samples=4).metrics
     assert metrics["eval/reward/mean"] == pytest.approx(1.25 / 3)
     assert metrics["eval/reward/ci_low"] < metrics["eval/reward/mean"] < metrics["eval/reward/ci_high"]
     assert metrics["eval/pass_at_1/mean"] == pytest.approx(1.25 / 3)
@@ -112,11 +111,11 @@ def test_metrics_of_the_sampled_mode():
 
 
 def test_metrics_of_the_greedy_mode_never_take_the_names_of_the_sampled_one():
-    greedy = summarise([rewards("a", 1), rewards("b", 0)], samples=1, mode="greedy")
+    greedy = report(rewards("a", 1), rewards("b", 0), samples=1, mode="greedy").metrics
     assert greedy["eval/greedy/mean"] == 0.5
     assert greedy["eval/greedy/ci_low"] == pytest.approx(0.0945, abs=1e-3)  # Wilson, 1 of 2
     assert all(name.startswith("eval/greedy/") for name in greedy)
-    assert not greedy.keys() & summarise(GROUPS, samples=4).keys()
+    assert not greedy.keys() & report(*GROUPS, samples=4).metrics.keys()
 
 
 def test_an_evaluation_without_any_reward_has_no_mean_but_has_counts():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,26 @@ def test_a_run_is_finished_when_everything_is(schedule: Schedule, run: RunDirect
         run.evaluation_metrics(version).parent.mkdir(parents=True)
         run.evaluation_metrics(version).write_text("{}")
     assert schedule.finished()
+
+
+def test_a_damaged_step_of_the_past_is_made_again_with_what_came_of_it(schedule: Schedule, run: RunDirectory) -> None:
+    """What docs/operating.md, A damaged file, says about a file of step 6, in a run of 10 steps that is finished."""
+    updated(run, *range(10))
+    for version in (4, 8, 10):
+        run.checkpoint(version).mkdir(parents=True)
+    for version in (0, 5, 10):
+        run.evaluation_metrics(version).parent.mkdir(parents=True)
+        run.evaluation_metrics(version).write_text("{}")
+    assert schedule.finished()
+    for path in [
+        *(run.step(step).path for step in range(6, 10)),
+        run.checkpoint(8),
+        run.checkpoint(10),
+        run.evaluation_metrics(10).parent,
+    ]:
+        shutil.rmtree(path)
+    assert schedule.first_open_step() == 6
+    assert schedule.since_checkpoint(6) == 2, "the learner trains again on steps 4 and 5, which are whole"
+    versions = range(6, 11)  # that the run comes through again
+    assert [version for version in versions if schedule.checkpoint_due(version)] == [8, 10]
+    assert [version for version in versions if schedule.evaluation_due(version)] == [10]
