@@ -114,7 +114,7 @@ class OffloadConfig(Config):
 
     optimizer: Literal["none", "cpu", "nvme"] = "none"
     """Where to keep the optimizer's state and the float32 copy of the weights. The CPU then computes the update. `cpu`
-    needs ZeRO 1 or higher, `nvme` needs ZeRO 3."""
+    needs ZeRO 1 or higher, `nvme` needs ZeRO 3, and such a run cannot be resumed."""
     parameters: Literal["none", "cpu", "nvme"] = "none"
     """Where to keep the weights; needs ZeRO 3. Each layer's weights are fetched when the layer is computed."""
     nvme_path: Path | None = None
