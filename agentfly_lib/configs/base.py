@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import itertools
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
@@ -55,18 +60,52 @@ def first_secret(value: Any, at: str = "") -> str | None:
     return next((found for key, item in items if (found := first_secret(item, key)) is not None), None)
 
 
+@functools.cache
+def _field_texts(module: str) -> Mapping[str, Mapping[str, str]]:
+    """The text below each annotated name, by the classes of a module; none where there is no source, as in a shell."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    return dict(_classes(tree, ""))
+
+
+def _classes(node: ast.AST, prefix: str) -> Iterator[tuple[str, Mapping[str, str]]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield prefix + child.name, dict(_texts(child))
+            yield from _classes(child, f"{prefix}{child.name}.")
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _classes(child, f"{prefix}{child.name}.<locals>.")
+
+
+def _texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, below in itertools.pairwise(node.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, inspect.cleandoc(text)
+
+
 class Config(BaseModel):
     """A part of a recipe. Unknown keys and passwords are errors; values never change after loading."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         protected_namespaces=(),
         validate_default=True,
         allow_inf_nan=False,
         defer_build=True,
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Describes each field by the text below it, as pydantic's `use_attribute_docstrings` does, which reads the
+        module anew for each class: half of the time of importing all configs."""
+        texts = _field_texts(cls.__module__).get(cls.__qualname__, {})
+        for name in texts.keys() & cls.__pydantic_fields__.keys():
+            if cls.__pydantic_fields__[name].description is None:
+                cls.__pydantic_fields__[name].description = texts[name]
 
     @model_validator(mode="after")
     def _holds_no_secret(self) -> Self:
