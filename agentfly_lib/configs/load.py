@@ -25,6 +25,7 @@ __all__ = [
     "config_toml",
     "differing_keys",
     "expand_recipe",
+    "flatten",
     "flatten_config",
     "lay_over",
     "load_config",
@@ -106,7 +107,7 @@ def differing_keys(old: RunConfig, new: RunConfig) -> list[str]:
 
 def flatten_config(config: RunConfig) -> dict[str, Any]:
     """Every value by its dotted key, as JSON."""
-    return _flatten(config.model_dump(mode="json"))
+    return flatten(config.model_dump(mode="json"))
 
 
 def _read_recipe(recipe: Path) -> dict[str, Any]:
@@ -239,10 +240,11 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one with dotted keys: `{"optim": {"lr": 1}}` is `{"optim.lr": 1}`. Empty ones are left out."""
     if not isinstance(value, Mapping):
         return {prefix: value}
     flat: dict[str, Any] = {}
     for key, item in value.items():
-        flat.update(_flatten(item, f"{prefix}.{key}" if prefix else str(key)))
+        flat.update(flatten(item, f"{prefix}.{key}" if prefix else str(key)))
     return flat

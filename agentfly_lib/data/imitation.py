@@ -20,7 +20,7 @@ from agentfly_lib.configs.run import RunConfig
 from agentfly_lib.errors import ConfigError, DataError
 from agentfly_lib.refs import ImitatedRef
 from agentfly_lib.store.atomic import read_json
-from agentfly_lib.store.layout import RunDirectory, StepDirectory
+from agentfly_lib.store.layout import RunDirectory, StepDirectory, group_id
 from agentfly_lib.store.manifest import RolloutStore, iter_groups
 from agentfly_lib.store.scored import load_scored_groups, scored_steps
 from agentfly_lib.store.scores import Score, ScoreStore, outcome_of
@@ -139,7 +139,7 @@ def lay_out(
     members: Sequence[tuple[Problem, Trajectory]],
 ) -> None:
     """Writes trajectories as the collected and scored rollouts of a step; what is there already is kept."""
-    names = [f"{step:06d}-{index:05d}" for index in range(len(members))]
+    names = [group_id(step, index) for index in range(len(members))]
     store = RolloutStore.open(directory, step=step, policy_version=step, group_ids=names, chains=1)
     missing = set(store.missing)
     groups = [_group(name, *member) for name, member in zip(names, members, strict=True) if name in missing]

@@ -12,18 +12,13 @@ from agentfly_lib.rewards.composite import CompositeReward
 from agentfly_lib.rewards.reward import Reward
 from agentfly_lib.rollout.dynamic import raw_outcomes
 from agentfly_lib.store.atomic import read_model, write_model
-from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.layout import RunDirectory, group_id
 from agentfly_lib.store.manifest import read_rollout_manifest
 from agentfly_lib.store.scored import scores_so_far
 from agentfly_lib.store.scores import read_score_manifest
 from agentfly_lib.types import Problem
 
-__all__ = ["curriculum_state", "group_id", "outcome_part", "problems_in_order"]
-
-
-def group_id(step: int, index: int) -> str:
-    """`000012-00003`: sorts as the problems of the step are ordered."""
-    return f"{step:06d}-{index:05d}"
+__all__ = ["curriculum_state", "outcome_part", "problems_in_order"]
 
 
 def problems_in_order(session: Session, dataset: DatasetRef, step: int) -> list[tuple[str, Problem]]:

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["RunDirectory", "StepDirectory", "check_part_names", "part_name"]
+__all__ = ["RunDirectory", "StepDirectory", "check_part_names", "group_id", "part_name"]
 
 _MANIFEST = "MANIFEST.json"
 _NUMBER = re.compile(r"\d{6,}")
@@ -34,6 +34,11 @@ _PART = re.compile(r"part-\d{5,}\.arrow", re.ASCII)
 def part_name(index: int) -> str:
     """File name of a step's part."""
     return f"part-{index:05d}.arrow"
+
+
+def group_id(step: int, index: int) -> str:
+    """`000012-00003`: sorts as the problems of the step are ordered."""
+    return f"{step:06d}-{index:05d}"
 
 
 def check_part_names(names: Iterable[str]) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentfly_lib.configs.load import flatten, flatten_config
 from agentfly_lib.configs.run import RunConfig
-from agentfly_lib.tracking.tracker import flatten
 
 __all__ = ["run_parameters"]
 
@@ -41,6 +41,6 @@ def run_parameters(config: RunConfig) -> dict[str, Any]:
     chosen = set(flatten(config.model_dump(mode="json", exclude_defaults=True)))
     return {
         key: value
-        for key, value in sorted(flatten(config.model_dump(mode="json")).items())
+        for key, value in sorted(flatten_config(config).items())
         if not key.startswith(_NEVER) and value is not None and (key in chosen | _ALWAYS or key.endswith(".type"))
     }

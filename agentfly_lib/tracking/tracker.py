@@ -29,7 +29,7 @@ from agentfly_lib.tracking.sender import Backoff, Sender, Sink
 from agentfly_lib.tracking.spans import trajectory_row, trajectory_spans
 from agentfly_lib.types import Problem, Trajectory
 
-__all__ = ["RunStatus", "Tracker", "flatten", "tracking_uri"]
+__all__ = ["RunStatus", "Tracker", "tracking_uri"]
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -45,17 +45,6 @@ def tracking_uri(config: TrackingConfig, root: Path) -> str:
     Never a store in the current directory, which is what MLflow itself would take.
     """
     return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(root / 'mlflow.db').resolve()}"
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one with dotted names: `{"optim": {"lr": 1}}` is `{"optim.lr": 1}`. For `log_params`."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 class Tracker:

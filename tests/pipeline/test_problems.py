@@ -12,9 +12,9 @@ import pytest
 from agentfly_lib.configs import CurriculumOrderConfig
 from agentfly_lib.data.curriculum import CurriculumState, curriculum_order
 from agentfly_lib.errors import LedgerError
-from agentfly_lib.pipeline.problems import curriculum_state, group_id, outcome_part
+from agentfly_lib.pipeline.problems import curriculum_state, outcome_part
 from agentfly_lib.rewards import CompositeReward, Part, Reward
-from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.layout import RunDirectory, group_id
 from agentfly_lib.store.manifest import RolloutStore, iter_groups
 from agentfly_lib.store.scores import Score, ScoreStore
 from agentfly_lib.types import Outcome, Problem, Segment, StopReason, Trajectory, TrajectoryGroup

@@ -19,6 +19,8 @@ from agentfly_lib.pipeline.learning import Learning
 from agentfly_lib.refs import CheckpointRef, LearnerRef, StepReport
 from agentfly_lib.store.atomic import write_json
 from agentfly_lib.store.layout import RunDirectory
+from agentfly_lib.store.recorded import read_update
+from agentfly_lib.store.scores import ScoreStore
 
 
 class FakeLearner:
@@ -42,6 +44,9 @@ class FakeLearner:
         if isinstance(fate, Exception):
             raise fate
         return True, None if fate == "gone" else _ref(self.begun[-1])
+
+    async def update(self, _: Path, step: int) -> StepReport:
+        return StepReport(step=step, policy_version=step + 1, weights_digest="w", metrics={}, seconds={})
 
     async def save(self, path: Path) -> CheckpointRef:
         self.saved.append(path)
@@ -168,6 +173,20 @@ async def test_an_update_whose_checkpoint_cannot_be_noted_is_not_made_again(
     assert await saving.update(session, 2, held(2), again=True) == (report, held(3))  # type: ignore[arg-type]
     assert asked == [3]
     assert session.learning.version == 3
+
+
+async def test_an_update_names_the_reward_whose_scores_it_trained_on(
+    session: SimpleNamespace, ranks: FakeLearner
+) -> None:
+    async def rest() -> None:
+        """Engines have memory of their own."""
+
+    session.keeper = SimpleNamespace(rest=rest)
+    session.times.activity = SimpleNamespace(updating=nullcontext)
+    ScoreStore(session.directory.step(1), "mine")
+    report, learner = await saving.update(session, 1, held(1), again=False)  # type: ignore[arg-type]
+    assert (report.reward, learner.policy_version, session.learning.version) == ("mine", 2, 2)
+    assert read_update(session.directory.step(1)) == report
 
 
 async def test_a_session_that_ends_early_waits_for_the_writer(session: SimpleNamespace, ranks: FakeLearner) -> None:

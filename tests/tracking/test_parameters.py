@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentfly_lib.configs import load_config
+from agentfly_lib.configs.load import flatten
 from agentfly_lib.tracking.parameters import run_parameters
+
+
+def test_flatten():
+    assert flatten({"a": 1, "b": {"c": {"d": 2}, "e": [3]}, "f": {}}) == {"a": 1, "b.c.d": 2, "b.e": [3]}
 
 
 def parameters(*changes: str) -> dict[str, object]:

@@ -17,7 +17,7 @@ from agentfly_lib.configs.run import TrackingConfig
 from agentfly_lib.tracking.outbox import Event, Outbox
 from agentfly_lib.tracking.run_identity import RunIdentity
 from agentfly_lib.tracking.sender import EventRefused, SinkUnavailable
-from agentfly_lib.tracking.tracker import Tracker, flatten, tracking_uri
+from agentfly_lib.tracking.tracker import Tracker, tracking_uri
 from agentfly_lib.types import Problem, Trajectory
 
 DEADLINE = 120.0
@@ -51,10 +51,6 @@ def test_the_address_is_always_explicit(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server:5000")
     assert tracking_uri(TrackingConfig(), tmp_path) == "http://server:5000"
     assert tracking_uri(TrackingConfig(uri="http://mine:1"), tmp_path) == "http://mine:1"
-
-
-def test_flatten():
-    assert flatten({"a": 1, "b": {"c": {"d": 2}, "e": [3]}, "f": {}}) == {"a": 1, "b.c.d": 2, "b.e": [3], "f": {}}
 
 
 class Color(Enum):
