@@ -8,7 +8,7 @@ template has rewritten history, and no bridge exists.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentfly_lib.types import ImageSpan
 
@@ -24,6 +24,9 @@ class Bridge:
     rewritten: bool = False
     images: tuple[ImageSpan, ...] = ()
     """The pictures among `ids`; their spans count from the first of these."""
+    text: str | None = field(default=None, compare=False, repr=False)
+    """The whole conversation as text, for the next bridge (`ChatFormat.bridge`); None where something in it spelled a
+    control token."""
 
 
 def text_after_reply(before: str, after: str, reply: str) -> str | None:

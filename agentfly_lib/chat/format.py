@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -148,11 +148,9 @@ class ChatFormat:
         and `ImageError` for a picture that the model cannot take.
         """
         escaped = self._escape(messages, tools)
-        if escaped.spelling:
-            ids = self._encode(self._render(escaped), escaped)
-        else:
-            ids = self._apply(escaped, len(escaped.messages), tokenize=True)
-        return self._expand(ids, messages, pictures)
+        text = self._render(escaped)
+        prompt = self._expand(self._encode(text, escaped), messages, pictures)
+        return replace(prompt, text=None if escaped.spelling else text)
 
     def prompt_ids(
         self, messages: Sequence[Message], tools: Tools | None = None, *, pictures: Pictures = _NONE
@@ -163,7 +161,7 @@ class ChatFormat:
     def render(self, messages: Sequence[Message], tools: Tools | None = None, *, generation_prompt: bool = True) -> str:
         """The text that the template writes; spellings of control tokens in contents are placeholders in it."""
         escaped = self._escape(messages, tools)
-        return str(self._apply(escaped, len(escaped.messages), tokenize=False, generation_prompt=generation_prompt))
+        return self._render(escaped, generation_prompt=generation_prompt)
 
     def bridge(
         self,
@@ -174,6 +172,7 @@ class ChatFormat:
         tools: Tools | None = None,
         *,
         pictures: Pictures = _NONE,
+        before: str | None = None,
     ) -> Bridge:
         """Ids between the last sampled token and the next one.
 
@@ -182,19 +181,21 @@ class ChatFormat:
         sampled_ids: this turn's tokens; if the turn was cut, the end-of-turn token is missing, and the bridge adds it.
         additions: what answers the reply (tool results, a user's message).
         pictures: those that any of the messages show, by digest.
+        before: `text` of the prompt or bridge that ended with this history, which spares rendering it again.
         """
         reply_ended = bool(sampled_ids) and sampled_ids[-1] in self.stop_token_ids
         end_of_turn = self._text([sampled_ids[-1]]) if reply_ended else ""
-        reply = reply.removesuffix(end_of_turn)
-        conversation = [*history, {"role": "assistant", "content": reply}, *additions]
-        escaped = self._escape(conversation, tools)
+        said = reply.removesuffix(end_of_turn)
+        conversation = [*history, {"role": "assistant", "content": said}, *additions]
+        escaped = self._escape(conversation, tools, known=None if before is None else len(history))
         after = self._render(escaped)
-        tail = self._tail(escaped, len(history), after)
+        text = after if said == reply and not escaped.spelling else None
+        tail = self._tail(escaped, len(history), after, before)
         if tail is None:
             prompt = self._expand(self._encode(after, escaped), conversation, pictures)
-            return Bridge(ids=prompt.ids, images=prompt.images, rewritten=True)
+            return Bridge(ids=prompt.ids, images=prompt.images, rewritten=True, text=text)
         added = self._expand(self._tail_ids(tail, escaped, sampled_ids, end_of_turn), additions, pictures)
-        return Bridge(ids=added.ids, images=added.images)
+        return Bridge(ids=added.ids, images=added.images, text=text)
 
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
@@ -203,7 +204,10 @@ class ChatFormat:
 
     def encode(self, text: str) -> list[int]:
         """Ids of text written by us (a template, a scripted reply), control tokens included; never of decoded text."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        backend = self._encoder
+        if backend is None or backend.truncation or backend.padding or backend.encode_special_tokens:
+            return list(self.tokenizer.encode(text, add_special_tokens=False))  # which sets it right
+        return list(backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], *, end_of_turn: bool = False) -> str:
         """Text of a reply, special tokens included; the end-of-turn token at its end only if asked for."""
@@ -246,6 +250,21 @@ class ChatFormat:
         return get_parser(self.parser)
 
     @cached_property
+    def _encoder(self) -> Any | None:
+        """What encodes for the tokenizer, which costs half without it; None for one that adds ways of its own."""
+        tokenizer: Any = self.tokenizer
+        plain = _is_plain(tokenizer, "encode", "_encode_plus") and not tokenizer.split_special_tokens
+        return tokenizer.backend_tokenizer if plain else None
+
+    @cached_property
+    def _decode(self) -> Callable[[list[int]], Any]:
+        """As `_encoder`, the other way."""
+        tokenizer: Any = self.tokenizer
+        if _is_plain(tokenizer, "decode", "_decode"):
+            return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
+        return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    @cached_property
     def arguments_as_text(self) -> bool:
         """Whether the template wants arguments as JSON text: it cannot write a call with an object."""
         call = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": {}}}
@@ -264,21 +283,24 @@ class ChatFormat:
     def _closers(self) -> tuple[str, ...]:
         return self.family.end_of_turn if self.family is not None else ()
 
-    def _escape(self, messages: Sequence[Message], tools: Tools | None) -> Escaped:
+    def _escape(self, messages: Sequence[Message], tools: Tools | None, *, known: int | None = None) -> Escaped:
         """The conversation as the template gets it: guarded, earlier replies in the form that it wants."""
         parser = self._history_parser
         if parser is None:
-            return self._guard.escape(messages, tools)
+            return self._guard.escape(messages, tools, known=known)
         apart = take_apart(messages, parser, arguments_as_text=self.arguments_as_text)
-        escaped = self._guard.escape(apart, tools)  # tool results are guarded as such, whoever will say them
+        # Tool results are guarded as such, whoever will say them.
+        escaped = self._guard.escape(apart, tools, known=known)
         return replace(escaped, messages=orphans_to_users(escaped.messages))
 
-    def _tail(self, escaped: Escaped, reply: int, after: str) -> str | None:
+    def _tail(self, escaped: Escaped, reply: int, after: str, before: str | None = None) -> str | None:
         """What the template writes after the reply, message `reply`; None if it rewrites what came before."""
-        before, message = self._render(escaped, reply), escaped.messages[reply]
+        if before is None or not after.startswith(before):  # what it writes may depend on more, such as the time
+            before = self._render(escaped, reply)
+        message = escaped.messages[reply]
         if self._history_parser is None:
             return text_after_reply(before, after, message["content"])
-        closed = self._apply(escaped, reply + 1, tokenize=False, generation_prompt=False)
+        closed = self._render(escaped, reply + 1, generation_prompt=False)
         return text_after_turn(
             before, closed, after, thought=message.get("reasoning_content", ""), closers=self._closers
         )
@@ -301,24 +323,23 @@ class ChatFormat:
         return expand(ids, [pictures[digest] for digest in digests], self.vision)
 
     def _text(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(self._decode(list(ids)))
 
-    def _render(self, escaped: Escaped, count: int | None = None) -> str:
-        """The first `count` messages (all if unset) as text, with the generation prompt."""
-        return self._apply(escaped, len(escaped.messages) if count is None else count, tokenize=False)
-
-    def _apply(self, escaped: Escaped, count: int, *, tokenize: bool, generation_prompt: bool = True) -> Any:
+    def _render(self, escaped: Escaped, count: int | None = None, *, generation_prompt: bool = True) -> str:
+        """The first `count` messages (all if unset) as text."""
         from jinja2 import TemplateError
 
         try:
-            return self.tokenizer.apply_chat_template(
-                escaped.messages[:count],
-                tools=escaped.tools,  # type: ignore[arg-type]
-                chat_template=self.template,
-                tokenize=tokenize,
-                add_generation_prompt=generation_prompt,
-                return_dict=False,
-                **self.options,
+            return str(
+                self.tokenizer.apply_chat_template(
+                    escaped.messages[:count],
+                    tools=escaped.tools,  # type: ignore[arg-type]
+                    chat_template=self.template,
+                    tokenize=False,
+                    add_generation_prompt=generation_prompt,
+                    return_dict=False,
+                    **self.options,
+                )
             )
         except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             roles = ", ".join(str(message.get("role")) for message in escaped.messages[:count])
@@ -337,10 +358,20 @@ class ChatFormat:
         probe = "probe"
         conversation = [{"role": "user", "content": "question"}, {"role": "assistant", "content": probe}]
         escaped = self._guard.escape(conversation, None)
-        rendered = self._apply(escaped, 2, tokenize=False, generation_prompt=False)
+        rendered = self._render(escaped, generation_prompt=False)
         tail = rendered[rendered.rfind(probe) + len(probe) :].lstrip()
         first = self._encode(tail, escaped)[:1] if tail else []
         return first[0] if first and first[0] in self.tokenizer.added_tokens_decoder else None  # type: ignore[attr-defined]
+
+
+def _is_plain(tokenizer: Any, *methods: str) -> bool:
+    """Whether its class does these in the way of all fast tokenizers: by the backend, and nothing else."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    return issubclass(kind, PreTrainedTokenizerFast) and all(
+        getattr(kind, name) is getattr(PreTrainedTokenizerFast, name) for name in methods
+    )
 
 
 def _folder(named: str) -> Path | None:

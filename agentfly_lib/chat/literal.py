@@ -70,14 +70,19 @@ class LiteralGuard:
         self._tokenizer = tokenizer
         self._encode: Callable[[str], list[int]] | None = None
 
-    def escape(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> Escaped:
-        """Replaces spellings; messages without any are passed through as they are."""
+    def escape(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, known: int | None = None
+    ) -> Escaped:
+        """Replaces spellings; messages without any are passed through as they are.
+
+        known: the tools and so many of the first messages are known to have none.
+        """
         found = set[str]()
-        for message in messages:
+        for message in messages[known or 0 :]:
             pattern = self._pattern_for(message)
             for text in _strings(message):
                 found.update(self._found(pattern, text))
-        for text in _strings(tools or ()):
+        for text in _strings(tools or ()) if known is None else ():
             found.update(self._found(self._special, text))
         plain_tools = [dict(tool) for tool in tools] if tools else None
         if not found:

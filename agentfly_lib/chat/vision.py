@@ -33,6 +33,8 @@ class Prompt:
 
     ids: list[int]
     images: tuple[ImageSpan, ...] = ()
+    text: str | None = field(default=None, compare=False, repr=False)
+    """See `Bridge.text`."""
 
     def __len__(self) -> int:
         return len(self.ids)

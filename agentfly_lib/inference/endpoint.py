@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+import orjson
+
 from agentfly_lib.errors import AgentFlyError, ConfigError
 from agentfly_lib.inference.events import EventReader
 
@@ -81,7 +83,7 @@ class Endpoint:
         seconds: limit of all tries together.
         Raises `EndpointUnavailable` or `EndpointRefused`, which name the address and quote the answer.
         """
-        data = json.dumps(body).encode()
+        data = _written(body)
         return await self._patiently(path, lambda: self._try(path, data), seconds=seconds)
 
     async def stream(
@@ -92,7 +94,7 @@ class Endpoint:
         A server that answers with one JSON object all the same has given one event. Once there was an event nothing is
         tried again: `EndpointUnavailable` if the stream breaks off or an event tells of an error.
         """
-        data = json.dumps(body).encode()
+        data = _written(body)
         await self._patiently(path, lambda: self._try_stream(path, data, on_event), seconds=seconds)
 
     async def close(self) -> None:
@@ -120,7 +122,7 @@ class Endpoint:
 
     async def _try(self, path: str, data: bytes) -> dict[str, Any]:
         async with self._posted(path, data) as response:
-            return _object(self._url(path), await _text(response))
+            return _object(self._url(path), await _body(response))
 
     async def _try_stream(self, path: str, data: bytes, on_event: Callable[[dict[str, Any]], None]) -> None:
         import aiohttp
@@ -128,7 +130,7 @@ class Endpoint:
         url, begun = self._url(path), False
         async with self._posted(path, data) as response:
             if response.content_type == "application/json":
-                on_event(_object(url, await _text(response)))
+                on_event(_object(url, await _body(response)))
                 return
             reader = EventReader()
             try:
@@ -158,7 +160,7 @@ class Endpoint:
         import aiohttp
 
         key = os.environ.get(self.api_key_env)
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+        headers = {"Authorization": f"Bearer {key}"} if key else None
         session = await self._session()
         url = self._url(path)
         try:
@@ -166,7 +168,7 @@ class Endpoint:
                 if response.status == 200:
                     yield response
                     return
-                text, asked = await _text(response), response.headers.get("Retry-After")
+                text, asked = _text(await _body(response)), response.headers.get("Retry-After")
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise _TryAgain(f"{url} cannot be reached: {_named(error)}") from error
         if response.status in _TRANSIENT:
@@ -186,6 +188,7 @@ class Endpoint:
 
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self.max_connections),
+            headers={"Content-Type": "application/json"},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.connect_timeout_seconds),
         )
         try:
@@ -209,11 +212,20 @@ class _TryAgain(Exception):
         self.asked_to_wait = asked_to_wait
 
 
-async def _text(response: ClientResponse) -> str:
-    data = bytearray()
-    async for chunk in _chunks(response):
-        data += chunk
-    return data.decode("utf-8", errors="replace")
+def _written(body: Mapping[str, Any]) -> bytes:
+    with contextlib.suppress(TypeError):  # of lone surrogates, large integers, keys that are no text
+        data = orjson.dumps(body)
+        if b"null" not in data:  # which it makes of NaN and infinities
+            return data
+    return json.dumps(body).encode()
+
+
+async def _body(response: ClientResponse) -> bytes:
+    return b"".join([chunk async for chunk in _chunks(response)])
+
+
+def _text(data: bytes | str) -> str:
+    return data if isinstance(data, str) else data.decode("utf-8", errors="replace")
 
 
 async def _chunks(response: ClientResponse) -> AsyncGenerator[bytes]:
@@ -227,14 +239,22 @@ async def _chunks(response: ClientResponse) -> AsyncGenerator[bytes]:
         yield chunk
 
 
-def _object(url: str, text: str) -> dict[str, Any]:
+def _object(url: str, data: bytes | str) -> dict[str, Any]:
     try:
-        answer = json.loads(text)
-    except (ValueError, RecursionError):
-        answer = None
+        answer = orjson.loads(data)
+    except ValueError:
+        answer = _read_by_json(data)
     if not isinstance(answer, dict):
-        raise _TryAgain(f"{url} answered something other than a JSON object: {_short(text)}")
+        raise _TryAgain(f"{url} answered something other than a JSON object: {_short(_text(data))}")
     return answer
+
+
+def _read_by_json(data: bytes | str) -> Any:
+    """What orjson refuses: NaN, infinities, lone surrogates, bytes that are no UTF-8. None if it is no JSON."""
+    try:
+        return json.loads(_text(data))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _seconds(text: str | None) -> float | None:

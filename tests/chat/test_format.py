@@ -173,6 +173,55 @@ class TestTokenInTokenOut:
             assert (result.strip() if family == "llama3" else result) in text
 
 
+class TestTextThatIsKnown:
+    """`before` spares work and changes nothing."""
+
+    END = "<|im_end|>"
+
+    def play(self, chat: ChatFormat, turns, *, known: bool):
+        history, prompt = [USER], chat.prompt([USER], TOOLS)
+        bridges, text = [], prompt.text
+        for reply, back in turns:
+            bridge = chat.bridge(history, reply, sample(chat, reply), [back], TOOLS, before=text if known else None)
+            history, text = [*history, assistant(reply), back], bridge.text
+            bridges.append(bridge)
+        return bridges
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_it_is_what_rendering_again_gives(self, family, format_of):
+        chat = format_of(family)
+        turns = [
+            ("a", tool("1")),
+            ("b", tool(self.END)),
+            ("c", tool("2")),
+            (f"d{self.END}", tool("3")),
+            ("e", tool("4")),
+        ]
+        fresh, known = (self.play(chat, turns, known=each) for each in (False, True))
+        assert known == fresh
+        texts = [bridge.text for bridge in known]
+        assert texts[0] == chat.render([USER, assistant("a"), tool("1")], TOOLS)
+        if family == "qwen2.5":  # from where an end of turn is spelled on, nothing is known
+            assert texts[1:] == [None] * 4
+
+    def test_only_what_is_new_is_written(self, format_of, monkeypatch):
+        chat = format_of("qwen2.5")
+        prompt, written = chat.prompt([USER], TOOLS), []
+        render = type(chat.tokenizer).apply_chat_template
+        monkeypatch.setattr(
+            type(chat.tokenizer),
+            "apply_chat_template",
+            lambda self, messages, **options: written.append(len(messages)) or render(self, messages, **options),
+        )
+        chat.bridge([USER], "a", sample(chat, "a"), [tool("1")], TOOLS, before=prompt.text)
+        assert written == [3]
+
+    def test_a_template_that_writes_something_else_by_now_is_asked_again(self, format_of):
+        chat = format_of("qwen2.5")
+        fresh = chat.bridge([USER], "a", sample(chat, "a"), [tool("1")], TOOLS)
+        assert chat.bridge([USER], "a", sample(chat, "a"), [tool("1")], TOOLS, before="Yesterday") == fresh
+
+
 def _canonical(chat: ChatFormat, prompt: list[int], reply: str) -> list[int] | None:
     """Ids of a reply, or None where merges would cross from the prompt into it, so that no split is canonical."""
     sampled = sample(chat, reply)

@@ -33,6 +33,19 @@ async def test_what_is_posted_and_answered(fake_server, monkeypatch):
     assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
+@pytest.mark.parametrize("value", [float("inf"), "\ud800"])
+async def test_json_that_not_everybody_writes_is_read(fake_server, value):
+    server = await fake_server(lambda path, body: {"got": value})
+    assert await endpoint(server.url).post("x", {}, seconds=10) == {"got": value}
+
+
+@pytest.mark.parametrize("value", [float("-inf"), 2**70, "\ud800", {1: 2}])
+async def test_json_that_not_everybody_reads_is_written(fake_server, value):
+    server = await fake_server(lambda path, body: {})
+    await endpoint(server.url).post("x", {"value": value}, seconds=10)
+    assert server.bodies == [json.loads(json.dumps({"value": value}))]
+
+
 async def test_no_key_is_sent_where_there_is_none(fake_server):
     server = await fake_server(lambda path, body: {})
     await endpoint(server.url, api_key_env="NO_SUCH_KEY").post("x", {}, seconds=10)

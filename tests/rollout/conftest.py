@@ -52,7 +52,7 @@ class CharacterChat:
     def prompt(self, messages: Sequence[Message], tools: object = None, *, pictures: object = None) -> Prompt:
         return Prompt(ids=self.prompt_ids(messages, tools))
 
-    def bridge(self, history, reply, sampled_ids, additions, tools=None, *, pictures=None) -> Bridge:
+    def bridge(self, history, reply, sampled_ids, additions, tools=None, *, pictures=None, before=None) -> Bridge:
         if self.rewrites:
             rewritten = [*history, {"role": "assistant", "content": "..."}, *additions]
             return Bridge(ids=self.prompt_ids(rewritten), rewritten=True)
