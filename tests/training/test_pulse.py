@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,11 @@ pytestmark = pytest.mark.stack
 
 pytest.importorskip("ray")
 
+from agentfly_lib.configs import LearnerConfig  # noqa: E402
 from agentfly_lib.errors import LearnerError  # noqa: E402
+from agentfly_lib.refs import LearnerRef  # noqa: E402
 from agentfly_lib.training import ranks  # noqa: E402
-from agentfly_lib.training.ranks import Pulse  # noqa: E402
+from agentfly_lib.training.ranks import Learner, Pulse  # noqa: E402
 
 
 class Clock:
@@ -64,7 +67,7 @@ class Rank:
 
     def __init__(self, *, update: Any = None, beats: Callable[[], int] | None = None) -> None:
         self.asked = 0
-        self.update = SimpleNamespace(remote=lambda: self._future(update))
+        self.update = SimpleNamespace(remote=lambda *_: self._future(update))
         self.beat = SimpleNamespace(remote=lambda: self._future(beats() if beats else None))
 
     def _future(self, answer: Any) -> asyncio.Future[Any]:
@@ -95,6 +98,23 @@ async def test_a_stopped_rank_ends_the_call_and_all_ranks(ended: list[Any]) -> N
     with pytest.raises(LearnerError, match=r"learner-1 did not answer.*run the same command again"):
         await asyncio.wait_for(call(handles), 20)
     assert ended == list(handles.values())
+
+
+async def test_a_learner_listens_to_its_ranks(ended: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    handles = {"learner-0": Rank(beats=lambda: 3), "learner-1": Rank()}
+    learner = Learner(LearnerRef(names=tuple(handles), namespace="n", policy_version=0), LearnerConfig())
+    monkeypatch.setattr(learner, "_handles", lambda: handles)
+    with pytest.raises(LearnerError, match="learner-1 did not answer"):
+        await asyncio.wait_for(learner.update(Path("steps/000000"), 0), 20)
+    assert ended == list(handles.values())
+
+
+def test_what_a_rank_is_asked_beside_its_update_has_a_thread_of_its_own() -> None:
+    import ray
+
+    made = ray.remote(concurrency_groups={"beat": 1, "saves": 1})(ranks.LearnerActor)
+    groups = made.__ray_metadata__.method_meta.concurrency_group_for_methods
+    assert groups == {"beat": "beat", "finish_checkpoint": "saves"}
 
 
 async def test_ranks_that_hang_end_the_call(ended: list[Any]) -> None:
