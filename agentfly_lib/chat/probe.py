@@ -1,6 +1,6 @@
 """Whether a chat template comes to an end. A template is a program that comes with a model, and nothing interrupts one
-that loops: so it is first tried on short conversations in a process of its own, which is killed at its limit. A template
-that is made to loop on longer conversations alone is not found.
+that loops: so it is first tried on short conversations in a process of its own, which is killed at its limit. One that
+is made to loop on longer conversations alone is not found.
 """
 
 from __future__ import annotations
