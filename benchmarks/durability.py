@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.engine import start_engine
+from benchmarks.engine import vllm_engine
 from benchmarks.overhead import RECIPE, STEPS, WARM_UP, demo_steps
 from benchmarks.peer_environments import measure
 from benchmarks.report import Finding, show
@@ -81,6 +81,7 @@ async def _bare(folder: Path) -> dict[str, list[float]]:
     settings = EngineSettings(
         inference=config.inference, model_path=model.path, context_length=rollout.context_length, device="cpu"
     )
+    engine, learner = vllm_engine(settings), LearnerRank()
     torch.set_num_threads(1)
     dataset = prepare_dataset(config.data, folder / "datasets")
     train = load_problems(dataset, "train")
@@ -88,8 +89,8 @@ async def _bare(folder: Path) -> dict[str, list[float]]:
         build_agent(config.agent, model.path),
         ChainLimits.from_config(rollout, max_turns=config.agent.max_turns),
     )
-    engine, learner = await start_engine(settings), LearnerRank()
     learner.setup(rank=0, world=1, address="127.0.0.1", port=0, config=config, model=model)
+    await engine.start()
 
     async def chain(free: asyncio.Semaphore, name: str, problem: Problem, number: int, step: int) -> Trajectory:
         index = int(name.rpartition("-")[2])

@@ -1,4 +1,4 @@
-"""A vLLM engine in this process, as the pipeline starts it in its actors."""
+"""A vLLM engine in this process, with the variables that it reads when it is imported."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from agentfly_lib.inference.settings import EngineSettings, engine_environment
 if TYPE_CHECKING:
     from agentfly_lib.inference.vllm import VllmEngine
 
-__all__ = ["start_engine"]
+__all__ = ["vllm_engine"]
 
 
-async def start_engine(settings: EngineSettings) -> VllmEngine:
-    """Started; close it. vLLM is imported here, after the variables that it reads at that moment are set."""
+def vllm_engine(settings: EngineSettings) -> VllmEngine:
+    """Not started yet."""
     os.environ.update(engine_environment(settings))
     from agentfly_lib.inference.vllm import VllmEngine
 
-    engine = VllmEngine(settings)
-    await engine.start()
-    return engine
+    return VllmEngine(settings)

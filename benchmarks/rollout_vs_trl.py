@@ -174,12 +174,14 @@ async def _engine(kind: str, model: Path) -> Any:
         return TransformersEngine(model, TransformersConfig(max_sequences=PROBLEMS * CHAINS), context_length=2048)
     from agentfly_lib.configs import InferenceConfig
     from agentfly_lib.inference.settings import EngineSettings
-    from benchmarks.engine import start_engine
+    from benchmarks.engine import vllm_engine
 
     settings = EngineSettings(
         inference=InferenceConfig(max_sequences=PROBLEMS * CHAINS), model_path=model, context_length=2048, device="cpu"
     )
-    return await start_engine(settings)
+    engine = vllm_engine(settings)
+    await engine.start()
+    return engine
 
 
 if __name__ == "__main__":

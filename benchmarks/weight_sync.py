@@ -23,7 +23,7 @@ import torch
 
 from agentfly_lib.configs import InferenceConfig
 from agentfly_lib.inference.settings import EngineSettings
-from benchmarks.engine import start_engine
+from benchmarks.engine import vllm_engine
 from benchmarks.report import Finding, show
 
 __all__ = ["main"]
@@ -70,9 +70,10 @@ async def _sync(folder: Path, shared: Path, weights: dict[str, torch.Tensor]) ->
     settings = EngineSettings(
         inference=InferenceConfig(max_sequences=8), model_path=folder, context_length=256, device="cpu"
     )
-    engine = await start_engine(settings)
+    engine = vllm_engine(settings)
     from agentfly_lib.training.weights import write_weights
 
+    await engine.start()
     path, seconds = shared / "policy.safetensors", []
     for version in range(1, REPEATS + 2):
         started = time.perf_counter()

@@ -210,9 +210,11 @@ def _settings(size: Size, device: str, model: Path) -> Any:
 
 
 async def _engine(size: Size, device: str, model: Path) -> Any:
-    from benchmarks.engine import start_engine
+    from benchmarks.engine import vllm_engine
 
-    return await start_engine(_settings(size, device, model))
+    engine = vllm_engine(_settings(size, device, model))
+    await engine.start()
+    return engine
 
 
 async def _pipeline(size: Size, device: str, folder: Path) -> dict[str, float]:
