@@ -25,6 +25,7 @@ from agentfly_lib import watchdog
 from agentfly_lib.configs.run import RayConfig
 from agentfly_lib.environment import variables
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.ray_calls import named_actors
 
 __all__ = ["Bundle", "bundle_gpus", "bundle_options", "end_actors", "gpu_count", "private_folder", "start_ray"]
 
@@ -133,11 +134,8 @@ def end_actors(namespace: str) -> None:
 
     if not ray.is_initialized():
         return
-    named: list[Any] = ray.util.list_named_actors(all_namespaces=True)
-    for entry in named:
-        if entry["namespace"] == namespace:
-            with contextlib.suppress(ValueError):  # it ended in between
-                ray.kill(ray.get_actor(entry["name"], namespace=namespace), no_restart=True)
+    for handle in named_actors(namespace).values():
+        ray.kill(handle, no_restart=True)
     with contextlib.suppress(ValueError):  # a run without GPUs has no group
         ray.util.remove_placement_group(ray.util.get_placement_group(f"{namespace}-gpus"))
 

@@ -7,7 +7,6 @@ all at the same time.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from agentfly_lib.inference.server import EngineServer, EngineStatus
 from agentfly_lib.inference.settings import EngineSettings, resolve_device
 from agentfly_lib.inference.source import Transfer, WeightSource
 from agentfly_lib.inference.weight_update import WeightUpdate, furthest
+from agentfly_lib.ray_calls import end_named
 from agentfly_lib.refs import EngineRef, ModelRef
 from agentfly_lib.types import Canary
 
@@ -321,14 +321,5 @@ def _status_of_living(name: str, namespace: str, digest: str) -> EngineStatus | 
 
 def _remove(name: str, namespace: str) -> None:
     """Kill an engine's process, and wait until its name is free."""
-    import ray
-
-    deadline = time.monotonic() + _CALL_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            actor = ray.get_actor(name, namespace=namespace)
-        except ValueError:
-            return
-        ray.kill(actor)
-        time.sleep(0.05)  # Ray tells nobody when a name is free again
-    raise EngineError(f"engine {name!r} in namespace {namespace!r} cannot be removed: its name is still taken")
+    if end_named([name], namespace, seconds=_CALL_SECONDS):
+        raise EngineError(f"engine {name!r} in namespace {namespace!r} cannot be removed: its name is still taken")

@@ -20,6 +20,7 @@ from agentfly_lib.inference.balancer import PrefixBalancer
 from agentfly_lib.inference.generate import Delta, Generation, GenerationRequest
 from agentfly_lib.inference.link import EngineLink
 from agentfly_lib.inference.server import PackedRequest, Reply, pack_request, unpack_reply
+from agentfly_lib.ray_calls import living_actor
 from agentfly_lib.refs import EngineRef
 
 __all__ = ["EngineLoss", "FoundEngine", "RayGenerate", "find_engine", "find_engines"]
@@ -279,12 +280,9 @@ class RayGenerate:
 
 def find_engine(name: str, namespace: str) -> Any:
     """Ray's handle of an engine. Raises `EngineError` if there is none of this name. Blocks."""
-    import ray
-
-    try:
-        return ray.get_actor(name, namespace=namespace)
-    except ValueError:
-        raise EngineError(f"there is no engine {name!r} in namespace {namespace!r}; ensure_engines starts it") from None
+    if (found := living_actor(name, namespace)) is None:
+        raise EngineError(f"there is no engine {name!r} in namespace {namespace!r}; ensure_engines starts it")
+    return found
 
 
 def find_engines(names: Sequence[str], namespace: str) -> dict[str, FoundEngine]:

@@ -32,7 +32,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from agentfly_lib.configs import LearnerConfig, RunConfig
 from agentfly_lib.errors import AgentFlyError, LearnerError, first_line
 from agentfly_lib.orphan import ORPHANED_SECONDS, OrphanTimer
-from agentfly_lib.ray_calls import abandoned_calls_end, ray_call
+from agentfly_lib.ray_calls import abandoned_calls_end, end_named, living_actor, named_actors, ray_call
 from agentfly_lib.refs import CheckpointRef, LearnerRef, ModelRef, StepReport
 from agentfly_lib.training.identity import learner_fingerprint, process_environment
 from agentfly_lib.training.placement import rank_options
@@ -288,7 +288,7 @@ class Learner:
         return await _call_all(handles, method, arguments, self._seconds, pulse=pulse)
 
     def _handles(self) -> dict[str, Any]:
-        handles = {name: _find(name, self._namespace) for name in self._names}
+        handles = {name: living_actor(name, self._namespace) for name in self._names}
         for name, handle in handles.items():
             if handle is None:
                 self.close()
@@ -314,15 +314,15 @@ async def ensure_learner(
     names = tuple(f"{run_name}-learner-{rank}" for rank in range(config.learner.ranks))
     fingerprint = learner_fingerprint(config, model)
     await abandoned_calls_end()  # an earlier start, which may be about to make ranks of the same names
-    present = await ray_call(_existing, f"{run_name}-learner-", namespace)
+    present = await ray_call(named_actors, namespace, prefix=f"{run_name}-learner-")
     if set(present) == set(names):
         version = await _held_version([present[name] for name in names], fingerprint)
         if version is not None and version >= (checkpoint.policy_version if checkpoint else 0):
             return LearnerRef(names=names, namespace=namespace, policy_version=version)
     if present:
         logger.warning("replacing the learner's ranks %s", ", ".join(sorted(present)))
-        await ray_call(_end, list(present.values()))
-        await ray_call(_until_gone, list(present), namespace)
+        if left := await ray_call(end_named, present, namespace, seconds=PING_SECONDS):
+            raise LearnerError(f"the old ranks {', '.join(left)} do not end; stop Ray (`ray stop`) and try again")
 
     deadline = time.monotonic() + config.learner.start_timeout_seconds
     handles: dict[str, Any] = {}
@@ -466,23 +466,9 @@ def _reason(method: str, errors: dict[str, BaseException]) -> Exception:
     return LearnerError(f"{method} failed on the learner's rank {name}: {type(error).__name__}: {error}")
 
 
-def _find(name: str, namespace: str) -> Any | None:
-    try:
-        return ray.get_actor(name, namespace=namespace)
-    except ValueError:
-        return None
-
-
-def _existing(prefix: str, namespace: str) -> dict[str, Any]:
-    """The living ranks of a run, however many it had."""
-    named: list[Any] = ray.util.list_named_actors(all_namespaces=True)
-    names = [item["name"] for item in named if item["namespace"] == namespace and item["name"].startswith(prefix)]
-    return {name: handle for name in names if (handle := _find(name, namespace)) is not None}
-
-
 def ranks_alive(run_name: str, namespace: str) -> bool:
     """There are ranks of this run, whoever started them. Ray must be running. Blocks."""
-    return bool(_existing(f"{run_name}-learner-", namespace))
+    return bool(named_actors(namespace, prefix=f"{run_name}-learner-"))
 
 
 def _end(handles: Sequence[Any]) -> None:
@@ -491,12 +477,4 @@ def _end(handles: Sequence[Any]) -> None:
 
 
 def _end_named(names: Sequence[str], namespace: str) -> None:
-    _end([handle for name in names if (handle := _find(name, namespace)) is not None])
-
-
-def _until_gone(names: Sequence[str], namespace: str) -> None:
-    deadline = time.monotonic() + PING_SECONDS
-    while any(_find(name, namespace) is not None for name in names):
-        if time.monotonic() > deadline:
-            raise LearnerError(f"the old ranks {', '.join(names)} do not end; stop Ray (`ray stop`) and try again")
-        time.sleep(0.05)  # Ray tells nobody when a name is free again
+    _end([handle for name in names if (handle := living_actor(name, namespace)) is not None])
