@@ -158,10 +158,10 @@ class LearnerActor:
     def begin_checkpoint(self, path: Path) -> None:
         self._rank.begin_checkpoint(path)
 
-    @_call
-    @ray.method(concurrency_group="saves")  # which Ray looks for under what wraps it
+    @ray.method(concurrency_group="saves")
     def finish_checkpoint(self, seconds: float) -> tuple[bool, CheckpointRef | None]:
-        return self._rank.finish_checkpoint(seconds=seconds)
+        with self.orphan.call():
+            return self._rank.finish_checkpoint(seconds=seconds)
 
     @_call
     def canary(self) -> Canary:

@@ -66,9 +66,7 @@ def test_the_same_weights_and_a_bit_exact_resume(
     assert digests == [report.weights_digest for report in reports]
     assert torch.isfinite(torch.cat([value.flatten() for value in offloaded.values()])).all()
     disk = {"zero_stage": 3, "offload": {"optimizer": "nvme", "nvme_path": str(tmp_path)}}
-    with pytest.raises(
-        ConfigError, match=r"000002 cannot be resumed from.*moments.*Start a new run from"
-    ):
+    with pytest.raises(ConfigError, match=r"000002 cannot be resumed from.*moments.*Start a new run from"):
         learner(checkpoint=ref, learner=disk)
 
 
