@@ -126,7 +126,7 @@ class TestProblems:
         """With our guard taken out, which every format has."""
 
         class NoGuard:
-            def escape(self, messages, tools):
+            def escape(self, messages, tools, *, known=None):
                 return Escaped(messages=list(messages), tools=tools and list(tools), spelling={})
 
         report = check_template(dataclasses.replace(chat_of(GOOD), _guard=NoGuard()))

@@ -132,10 +132,10 @@ def test_answers_that_cannot_be_sent_are_told(odd, monkeypatch) -> None:
     assert step["observation"] == "3: go"
 
 
-async def test_a_hanging_step_is_killed_at_its_limit(started, odd) -> None:
+async def test_a_hanging_step_is_killed_at_its_limit(started) -> None:
     instance = await started()
     await instance.reset({"word": "ant"})
-    instance._kind = odd.IMPATIENT
+    instance._step_seconds = 1.0
     processes = family(instance)
     with pytest.raises(EnvironmentFailure, match="did not step within 1 s and was killed"):
         await instance.step("hang_in_c")
