@@ -59,7 +59,7 @@ PACKAGES = {
     "webshop": ("bm25s", "Stemmer", "rapidfuzz"),
 }
 PROGRAMS = {"miniwob": ("chromium",), "scienceworld": ("java",), "swe": ("bwrap",)}
-SMALLER = ["rollout.problems_per_step=2", "rollout.chains=2"]
+SMALLER = ["rollout.problems_per_step=2", "rollout.chains=2", "data.train_problems=2", "data.eval_problems=1"]
 """Some environments take seconds to begin an episode."""
 OVERRIDES = {"alfworld": [f'agent.environment.settings.folder="{DATA / "alfworld"}"']}
 TIMED = frozenset({"miniwob"})
