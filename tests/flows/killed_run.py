@@ -17,6 +17,7 @@ A place is `stage:step`. The blow comes from inside, so that a test need not gue
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import sys
@@ -44,6 +45,16 @@ def actors(title: str) -> list[psutil.Process]:
             except psutil.Error:
                 continue
     return found
+
+
+@functools.cache
+def ranks() -> list[psutil.Process]:
+    return actors("LearnerActor")
+
+
+def ranks_compute() -> bool:
+    """Looks at few processes, because an update of the small model is soon over."""
+    return any("LearnerActor.update" in " ".join(rank.cmdline()) for rank in ranks())
 
 
 def after(owner: type, method: str, wanted: Callable[..., bool], blow: Callable[[], None]) -> None:
@@ -117,6 +128,7 @@ def prepare(place: str) -> None:
         case "collect":
             after(RolloutStore, "append", half_collected, die)
         case "interrupt":
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # who was started in the background ignores it
             after(
                 ScoreStore,
                 "append",
@@ -124,7 +136,7 @@ def prepare(place: str) -> None:
                 lambda: os.kill(os.getpid(), signal.SIGINT),
             )
         case "update":
-            during(Learner, "update", updates, lambda *_: bool(actors("LearnerActor.update")), die)
+            during(Learner, "update", updates, lambda *_: ranks_compute(), die)
         case "record":
             original = Learner.update
 
@@ -164,7 +176,7 @@ def prepare(place: str) -> None:
                 actors("LearnerActor")[-1].kill()
 
             Learner.update = update_and_notice  # type: ignore[method-assign]
-            during(Learner, "update", updates, lambda *_: bool(actors("LearnerActor.update")), strike)
+            during(Learner, "update", updates, lambda *_: ranks_compute(), strike)
         case _:
             raise SystemExit(f"no stage {stage}")
 

@@ -100,7 +100,7 @@ def times_tried(root: Path, flow_run: str) -> dict[str, int]:
 @pytest.mark.timeout(900)
 def test_stopped_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
     arguments = ["recipes/ci.toml", *options(f"run.root={root}", "run.name=killed", *BRIEF)]
-    arguments += options("rollout.chains=4", "rollout.groups_per_part=1")
+    arguments += options("rollout.groups_per_part=1")
     run = RunDirectory(root / "killed")
     kept: dict[Path, str] = {}
     for stage, step in BLOWS:
@@ -124,9 +124,9 @@ def test_stopped_in_every_stage(agentfly, root: Path, tmp_path: Path) -> None:
     assert kept.items() <= parts(run).items(), "a finished trajectory was made again"
     balances = run_balance(run)
     assert [(row.step, row.balanced, row.requested) for row in balances] == [
-        (0, True, 32),
-        (1, True, 32),
-        (2, True, 32),
+        (0, True, 64),
+        (1, True, 64),
+        (2, True, 64),
     ]
     ids = [
         identity
