@@ -22,14 +22,10 @@ from agentfly_lib.configs import (
     differing_keys,
     load_config,
 )
-from agentfly_lib.data.environment import check_count
 from agentfly_lib.envs.spec import configured_environment
 from agentfly_lib.errors import ConfigError, DataError
-from agentfly_lib.models.resolve import check_directory
 from agentfly_lib.rewards.registry import build_reward
 from agentfly_lib.store.layout import RunDirectory
-from agentfly_lib.store.recorded import read_update
-from agentfly_lib.store.scores import read_score_manifest
 from agentfly_lib.training.advantages.custom import load_advantage
 
 __all__ = ["check_context", "check_run", "check_same_config", "data_files", "replay_range"]
@@ -66,6 +62,8 @@ def check_run(config: RunConfig) -> None:
     if config.learner.lora is not None and find_spec("peft") is None:
         raise ConfigError("learner.lora needs the package peft, which is not installed; pip install peft")
     if isinstance(config.data, EnvironmentDataConfig):
+        from agentfly_lib.data.environment import check_count
+
         spec = configured_environment(config.data, where="data")
         check_count(spec, config.data.train_problems)
         spec.check()
@@ -73,6 +71,8 @@ def check_run(config: RunConfig) -> None:
         if not file.is_file():
             raise DataError(f"{key} = {file}: no such file (looked from {Path.cwd()}); set {key} to an existing file")
     if isinstance(config.model, PretrainedModelConfig) and Path(config.model.name_or_path).is_dir():
+        from agentfly_lib.models.resolve import check_directory
+
         check_directory(Path(config.model.name_or_path), template=config.agent.template)
 
 
@@ -145,6 +145,9 @@ def replay_range(config: RunConfig, first: int, last: int | None) -> tuple[int, 
 
 def _check_scores(run: RunDirectory, number: int) -> None:
     """Raises `ConfigError` if a step's scores are not those that its update trained on."""
+    from agentfly_lib.store.recorded import read_update
+    from agentfly_lib.store.scores import read_score_manifest
+
     step = run.step(number)
     then, now = read_update(step).reward, read_score_manifest(step).reward
     if then not in (None, now):

@@ -20,17 +20,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from agentfly_lib.agents.blocking import run_blocking
 from agentfly_lib.agents.generation import GenerationConfig
-from agentfly_lib.agents.host import EngineHost
-from agentfly_lib.agents.inputs import to_problems
 from agentfly_lib.agents.mcp import tools_of_servers
 from agentfly_lib.agents.options import read_options
 from agentfly_lib.agents.result import RunResult
-from agentfly_lib.agents.running import AgentRun
-from agentfly_lib.agents.streaming import AgentEvent, stream_events
 from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, StreamParser, ToolCall
 from agentfly_lib.configs.agent import AgentSettings, CompactionConfig, CustomAgentConfig, NoCompactionConfig
 from agentfly_lib.envs.spec import EnvironmentSpec, configured_environment
@@ -42,6 +38,11 @@ from agentfly_lib.rollout.agent import tool_messages
 from agentfly_lib.tools import Tool, ToolResult, get_tool
 from agentfly_lib.tools.environment import environment_tools
 from agentfly_lib.types import Message, Problem, Trajectory
+
+if TYPE_CHECKING:  # what runs an agent is imported when one runs, and not to check a recipe
+    from agentfly_lib.agents.host import EngineHost
+    from agentfly_lib.agents.running import AgentRun
+    from agentfly_lib.agents.streaming import AgentEvent
 
 __all__ = ["Agent", "as_reward", "as_tools", "environment_of", "tools_of", "unscored"]
 
@@ -127,6 +128,8 @@ class Agent(ABC):
             chain_timeout_seconds=chain_timeout_seconds,
             max_concurrency=max_concurrency,
         )
+        from agentfly_lib.agents.host import EngineHost
+
         chat = ChatFormat.from_pretrained(model_name_or_path, template=template, thinking=thinking)
         host = EngineHost.open(backend, backend_config or {}, model=model_name_or_path, chat=chat)
         self._freeze(
@@ -258,6 +261,8 @@ class Agent(ABC):
         Leaving the loop early ends the run once the generator is closed (`contextlib.aclosing` does it at once). If
         the run cannot go on, its events are closed, and then the error is raised.
         """
+        from agentfly_lib.agents.streaming import stream_events
+
         run = self._prepare(messages, max_turns, num_chains, generation_config, max_concurrent_chains)
 
         async def start(tell: Any) -> RunResult:
@@ -289,6 +294,9 @@ class Agent(ABC):
         generation_config: Mapping[str, Any] | None,
         max_concurrent_chains: int | None,
     ) -> AgentRun:
+        from agentfly_lib.agents.inputs import to_problems
+        from agentfly_lib.agents.running import AgentRun
+
         max_turns = self.max_turns if max_turns is None else max_turns
         concurrency = self.max_concurrency if max_concurrent_chains is None else max_concurrent_chains
         _check_limits(max_turns=max_turns, num_chains=num_chains, max_concurrent_chains=concurrency)
