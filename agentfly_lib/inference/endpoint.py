@@ -214,7 +214,7 @@ class _TryAgain(Exception):
 
 def _written(body: Mapping[str, Any]) -> bytes:
     with contextlib.suppress(TypeError):  # of lone surrogates, large integers, keys that are no text
-        data = orjson.dumps(body)
+        data = bytes(memoryview(orjson.dumps(body)))  # its own result keeps a buffer of many times its length
         if b"null" not in data:  # which it makes of NaN and infinities
             return data
     return json.dumps(body).encode()

@@ -78,7 +78,8 @@ def load_turns(text: str | bytes) -> list[tuple[Turn, ...]]:
 def _dump(value: Any, what: str, *, exact: bool) -> bytes:
     if exact:
         try:
-            return orjson.dumps(value, option=_OPTIONS)
+            # A copy: orjson's own result keeps a buffer of many times its length.
+            return bytes(memoryview(orjson.dumps(value, option=_OPTIONS)))
         except orjson.JSONEncodeError:  # `json` may carry it still
             pass
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import tracemalloc
 import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -12,7 +13,7 @@ from threading import Thread
 import pytest
 
 from agentfly_lib.errors import ConfigError
-from agentfly_lib.inference.endpoint import Endpoint, EndpointRefused, EndpointUnavailable
+from agentfly_lib.inference.endpoint import Endpoint, EndpointRefused, EndpointUnavailable, _written
 
 
 def endpoint(url, **settings) -> Endpoint:
@@ -179,3 +180,13 @@ def test_one_event_loop_after_another_and_nothing_is_left_open(caplog):
         server.shutdown()
     assert asked._sessions == {}
     assert "Unclosed" not in caplog.text
+
+
+def test_a_body_in_flight_takes_as_much_memory_as_it_is_long() -> None:
+    tracemalloc.start()
+    try:
+        bodies = [_written({"prompt": list(range(1000))}) for _ in range(20)]
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 1.5 * sum(map(len, bodies))
