@@ -91,9 +91,10 @@ def check(session: Session, dataset: DatasetRef) -> None:
     if config.ray.address is None:  # what a cluster has is known once it is joined
         place(config, gpu_count(), learner=session.trains)
     check_context(config, session.model.path)
-    newest = newest_checkpoint(session.directory.checkpoints, tidy=False)
-    if session.trains and newest is not None and not session.schedule.finished():
-        require_resumable(config.learner, newest.path)
+    if session.trains and not session.schedule.finished():
+        newest = newest_checkpoint(session.directory.checkpoints, tidy=False)
+        if newest is not None:
+            require_resumable(config.learner, newest.path)
     agent.reward.check_columns(dataset.columns)
     _say_edited_reward(session)
     marker = dataset.path / f"checked-{agent.fingerprint}.json"

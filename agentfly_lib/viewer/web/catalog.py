@@ -372,9 +372,8 @@ def _empty() -> pa.Table:
 def _columns(path: Path, kind: TableKind, names: Sequence[str]) -> pa.Table:
     """Some columns of a table file, which have the same place in every version; the others' bytes are not read."""
     included = [kind.schema.get_field_index(name) for name in names]
-    options = pa.ipc.IpcReadOptions(
-        included_fields=included, use_threads=False
-    )  # of parts, `_READERS` are read at once
+    # No threads of Arrow's: `_READERS` parts are read at once.
+    options = pa.ipc.IpcReadOptions(included_fields=included, use_threads=False)
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source, options=options).read_all().select(list(names)).replace_schema_metadata(None)
 
