@@ -32,7 +32,7 @@ from agentfly_lib.types import (
     TrajectoryGroup,
 )
 from agentfly_lib.viewer.web import viewer_app
-from agentfly_lib.viewer.web.catalog import Catalog, Filters
+from agentfly_lib.viewer.web.catalog import Catalog, Filters, one_look
 from agentfly_lib.viewer.web.export import MOST_EXPORTED
 from agentfly_lib.viewer.web.pages import Viewer
 from agentfly_lib.viewer.web.pictures import image_type
@@ -86,6 +86,14 @@ class TestCatalog:
         write_step(run, 2, [group("000002-00000", trajectory("000002-00000", 0), trajectory("000002-00000", 1))])
         assert catalog.table().num_rows == 8
         assert read == ["part-00000.arrow"]
+
+    def test_a_page_is_all_of_one_moment(self, run):
+        catalog = Catalog(run)
+        with one_look():
+            assert catalog.table().num_rows == 6
+            write_step(run, 2, [group("000002-00000", trajectory("000002-00000", 0))])
+            assert catalog.table().num_rows == catalog.find(Filters()).total == 6
+        assert catalog.table().num_rows == catalog.find(Filters()).total == 7
 
     def test_a_damaged_part_is_left_out_and_an_empty_run_is_empty(self, run, tmp_path, caplog):
         path = run.step(0).rollouts / "part-00000.arrow"

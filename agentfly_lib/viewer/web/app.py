@@ -18,6 +18,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from agentfly_lib.errors import AgentFlyError, UserError
+from agentfly_lib.viewer.web.catalog import one_look
 from agentfly_lib.viewer.web.export import exported, write_jsonl, write_parquet
 from agentfly_lib.viewer.web.pages import Viewer, read_filters
 from agentfly_lib.visible import visible
@@ -131,7 +132,8 @@ def _page(make: Callable[[Request], Response]) -> Callable[[Request], Awaitable[
             said = "another site's page asked for this; type the address yourself"
             return Response(said, status_code=403, media_type="text/plain", headers=_HEADERS)
         try:
-            return await run_in_threadpool(make, request)
+            with one_look():
+                return await run_in_threadpool(make, request)
         except UserError as error:
             return Response(visible(str(error)), status_code=404, media_type="text/plain", headers=_HEADERS)
         except AgentFlyError as error:

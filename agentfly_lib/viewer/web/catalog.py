@@ -11,8 +11,10 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +34,7 @@ from agentfly_lib.store.turns import load_problem
 from agentfly_lib.types import TrajectoryGroup
 from agentfly_lib.viewer.text import content_text
 
-__all__ = ["SORTS", "SPLITS", "Catalog", "Filters", "Page", "Row"]
+__all__ = ["SORTS", "SPLITS", "Catalog", "Filters", "Page", "Row", "one_look"]
 
 logger = logging.getLogger(__name__)
 pc: Any = pyarrow.compute  # its functions are made when it is imported, where a type checker does not see them
@@ -46,6 +48,17 @@ SORTS = ("step", "reward", "tokens")
 Order = Literal["ascending", "descending"]
 _QUESTION_LENGTH = 160
 _READERS = 4
+_looked: ContextVar[dict[Path, pa.Table] | None] = ContextVar("looked", default=None)
+
+
+@contextmanager
+def one_look() -> Iterator[None]:
+    """Within it the files of a run are looked at once: what a page shows is all of one moment."""
+    token = _looked.set({})
+    try:
+        yield
+    finally:
+        _looked.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +147,18 @@ class Catalog:
         return self.run.step(step) if split == "train" else self.run.evaluation(step, split)
 
     def table(self) -> pa.Table:
-        """One row per trajectory: what is on disk now. A step that cannot be read is left out, with a warning."""
+        """One row per trajectory: what is on disk now, or was at the first call within `one_look`.
+
+        A step that cannot be read is left out, with a warning.
+        """
+        looked = _looked.get()
+        if looked is None:
+            return self._look()
+        if self.run.path not in looked:
+            looked[self.run.path] = self._look()
+        return looked[self.run.path]
+
+    def _look(self) -> pa.Table:
         found: list[tuple[str, int, PartInfo, str | None]] = []
         for split in SPLITS:
             for step in self.steps(split):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import tomllib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -65,9 +66,16 @@ class Shelf:
             return None
 
     def tools(self) -> list[str]:
-        """Names of the tools that its agent has; those of an environment are not among them."""
-        config = self.config()
-        return [] if config is None else sorted(name.rpartition(":")[2] for name in config.agent.tools)
+        """Names of the tools that its agent has; those of an environment are not among them.
+
+        They stand in the run's config, which names all defaults: no config class is loaded for a list of names.
+        """
+        try:
+            names = tomllib.loads(self.catalog.run.config_file.read_text())["agent"]["tools"]
+            return sorted(name.rpartition(":")[2] for name in names)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.info("%s does not say which tools its agent has: %s", self.run, error)
+            return []
 
     def curve(self, *, linked: bool = True) -> Curve:
         """Its rewards over steps; linked to the lists of the steps, where there is a server."""
