@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard, TypeVar
 
 from agentfly_lib.errors import ConfigError
 
-__all__ = ["find_named"]
+__all__ = ["find_named", "near_or_all"]
 
 Found = TypeVar("Found")
+
+
+def near_or_all(name: str, known: Iterable[str], *, all_of: str = "there are") -> str:
+    """What to say of a name that there is not: the nearest one, or all that are known after `all_of`."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"{all_of}: {', '.join(known) or 'none'}"
 
 
 def find_named(
@@ -26,9 +33,8 @@ def find_named(
     Raises `ConfigError` with the nearest name, or with what could not be imported.
     """
     if ":" not in name and name not in shipped:
-        near = difflib.get_close_matches(name, shipped, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(shipped)) or 'none of ours'}."
-        raise ConfigError(f"unknown {noun} {name!r}: {hint} Name your own as package.module:name")
+        hint = near_or_all(name, sorted(shipped))
+        raise ConfigError(f"unknown {noun} {name!r}: {hint}; name your own as package.module:name")
     module_name, _, attribute = shipped.get(name, name).partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{noun} {name!r}: write it as package.module:name")

@@ -11,7 +11,6 @@ engine starts at the first run, and is the only thing to close.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -32,6 +31,7 @@ from agentfly_lib.configs.agent import AgentSettings, CompactionConfig, CustomAg
 from agentfly_lib.envs.spec import EnvironmentSpec, configured_environment
 from agentfly_lib.errors import ConfigError
 from agentfly_lib.inference import Generate
+from agentfly_lib.named import near_or_all
 from agentfly_lib.rewards.registry import build_reward, get_reward
 from agentfly_lib.rewards.reward import Reward, reward
 from agentfly_lib.rollout.agent import tool_messages
@@ -348,8 +348,7 @@ def as_tools(
         _ = tool.schema  # a signature that cannot be described fails here, not in a rollout
         found[tool.name] = tool
     for name in settings.keys() - found.keys():
-        near = difflib.get_close_matches(name, found, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the agent's tools: {', '.join(found) or 'none'}"
+        hint = near_or_all(name, found, all_of="the agent's tools")
         raise ConfigError(f"agent.tool_settings.{name}: the agent has no tool of that name; {hint}")
     return found
 

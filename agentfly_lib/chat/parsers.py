@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from agentfly_lib.chat.pythonic import PythonicParser
 from agentfly_lib.chat.qwen3_coder import Qwen3CoderParser
 from agentfly_lib.chat.values import ParameterTypes
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.named import near_or_all
 
 __all__ = ["get_parser", "parser_names"]
 
@@ -45,7 +45,5 @@ def get_parser(name: str, tools: Tools = ()) -> BlockParser:
     Raises `ConfigError` with the nearest name.
     """
     if name not in _PARSERS:
-        near = difflib.get_close_matches(name, _PARSERS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(_PARSERS)}"
-        raise ConfigError(f"unknown tool-call parser {name!r}: {hint}")
+        raise ConfigError(f"unknown tool-call parser {name!r}: {near_or_all(name, _PARSERS)}")
     return _PARSERS[name](tools)

@@ -6,7 +6,6 @@ compute with what the model has written, and may not come back.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import itertools
 import warnings
@@ -17,6 +16,7 @@ from pydantic import Field, PositiveInt
 
 from agentfly_lib.envs.environment import EnvironmentKind, EnvironmentSettings, StepResult
 from agentfly_lib.errors import ConfigError
+from agentfly_lib.named import near_or_all
 
 __all__ = ["KIND", "ReasoningGym", "ReasoningGymSettings"]
 
@@ -129,8 +129,7 @@ def _check(settings: ReasoningGymSettings) -> None:
 
     for task in (*settings.tasks, *settings.config):
         if task not in DATASETS:
-            near = difflib.get_close_matches(task, DATASETS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(DATASETS))}"
+            hint = near_or_all(task, sorted(DATASETS))
             raise ConfigError(f"environment 'reasoning_gym': there is no task {task!r}; {hint}")
     for task in settings.tasks:
         try:
