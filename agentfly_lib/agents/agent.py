@@ -26,7 +26,6 @@ from agentfly_lib.agents.generation import GenerationConfig
 from agentfly_lib.agents.mcp import tools_of_servers
 from agentfly_lib.agents.options import read_options
 from agentfly_lib.agents.result import RunResult
-from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, StreamParser, ToolCall
 from agentfly_lib.configs.agent import AgentSettings, CompactionConfig, CustomAgentConfig, NoCompactionConfig
 from agentfly_lib.envs.spec import EnvironmentSpec, configured_environment
 from agentfly_lib.errors import ConfigError
@@ -43,6 +42,7 @@ if TYPE_CHECKING:  # what runs an agent is imported when one runs, and not to ch
     from agentfly_lib.agents.host import EngineHost
     from agentfly_lib.agents.running import AgentRun
     from agentfly_lib.agents.streaming import AgentEvent
+    from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, StreamParser, ToolCall
 
 __all__ = ["Agent", "as_reward", "as_tools", "environment_of", "tools_of", "unscored"]
 
@@ -129,6 +129,7 @@ class Agent(ABC):
             max_concurrency=max_concurrency,
         )
         from agentfly_lib.agents.host import EngineHost
+        from agentfly_lib.chat import ChatFormat
 
         chat = ChatFormat.from_pretrained(model_name_or_path, template=template, thinking=thinking)
         host = EngineHost.open(backend, backend_config or {}, model=model_name_or_path, chat=chat)

@@ -22,8 +22,9 @@ from agentfly_lib.refs import ImitatedRef
 from agentfly_lib.store.atomic import read_json
 from agentfly_lib.store.layout import RunDirectory, StepDirectory, group_id
 from agentfly_lib.store.manifest import RolloutStore, iter_groups
+from agentfly_lib.store.score import Score, outcome_of
 from agentfly_lib.store.scored import load_scored_groups, scored_steps
-from agentfly_lib.store.scores import Score, ScoreStore, outcome_of
+from agentfly_lib.store.scores import ScoreStore
 from agentfly_lib.types import Problem, StopReason, Trajectory, TrajectoryGroup
 
 __all__ = ["Selection", "check_tokens", "imitated", "lay_out", "select_trajectories"]

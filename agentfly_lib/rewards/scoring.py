@@ -19,7 +19,7 @@ from agentfly_lib.rewards.asking import Answer, Asker
 from agentfly_lib.rewards.composite import CompositeReward
 from agentfly_lib.rewards.group_reward import GroupReward
 from agentfly_lib.rewards.reward import Reward
-from agentfly_lib.store.scores import Score, outcome_of
+from agentfly_lib.store.score import Score, outcome_of
 from agentfly_lib.types import Outcome, Problem, StopReason, Trajectory, TrajectoryGroup
 from agentfly_lib.visible import visible
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, StreamParser, ToolCall
+from agentfly_lib.chat.calls import ToolCall
 from agentfly_lib.configs.agent import NoCompactionConfig, SlidingWindowConfig, SummaryConfig
 from agentfly_lib.tools import Tool, ToolResult
 from agentfly_lib.types import Message, Problem
+
+if TYPE_CHECKING:
+    from agentfly_lib.chat import ChatFormat, MalformedCall, ParsedReply, StreamParser
 
 __all__ = ["ChainAgent", "content_of", "text_without_images", "tool_messages"]
 

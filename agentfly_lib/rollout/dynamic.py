@@ -23,8 +23,8 @@ from agentfly_lib.rollout.collector import Collected
 from agentfly_lib.store.changes import looks_at
 from agentfly_lib.store.layout import StepDirectory
 from agentfly_lib.store.manifest import RolloutStore
+from agentfly_lib.store.score import Score
 from agentfly_lib.store.scored import scores_so_far
-from agentfly_lib.store.scores import Score
 from agentfly_lib.types import Problem
 
 __all__ = ["SignalReport", "collect_with_signal", "groups_with_signal", "raw_outcomes"]

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from agentfly_lib.errors import LedgerError
 from agentfly_lib.store.layout import RunDirectory, StepDirectory
 from agentfly_lib.store.manifest import RolloutManifest, read_rollout_manifest
-from agentfly_lib.store.scores import ScoreManifest, outcome_of, read_score_manifest, read_scores
+from agentfly_lib.store.score import outcome_of
+from agentfly_lib.store.scores import ScoreManifest, read_score_manifest, read_scores
 from agentfly_lib.store.shards import PartIndex, read_index
 from agentfly_lib.types import Outcome
 

@@ -8,7 +8,8 @@ import logging
 from agentfly_lib.errors import LedgerError, ShardError
 from agentfly_lib.store.layout import RunDirectory, StepDirectory
 from agentfly_lib.store.manifest import iter_groups, read_rollout_manifest
-from agentfly_lib.store.scores import Score, read_score_manifest, read_scores
+from agentfly_lib.store.score import Score
+from agentfly_lib.store.scores import read_score_manifest, read_scores
 from agentfly_lib.store.shards import read_index
 from agentfly_lib.types import Trajectory, TrajectoryGroup
 

@@ -8,33 +8,30 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from agentfly_lib.errors import LedgerError, RewardError, ShardError
+from agentfly_lib.errors import LedgerError, ShardError
 from agentfly_lib.store.arrow import TableFile, TableKind, file_sha256, read_table, table_metadata, write_table
 from agentfly_lib.store.atomic import ensure_directory, remove_leftovers, sync_directory
 from agentfly_lib.store.layout import StepDirectory, check_part_names
 from agentfly_lib.store.manifest import RolloutManifest, load_manifest, read_rollout_manifest, save_manifest
+from agentfly_lib.store.score import Score, outcome_of
 from agentfly_lib.store.shards import PartIndex, PartInfo, read_index
 from agentfly_lib.store.turns import dump_json
-from agentfly_lib.types import Outcome, StopReason
+from agentfly_lib.types import Outcome
 
 __all__ = [
     "SCORES",
-    "Score",
     "ScoreManifest",
     "ScorePart",
     "ScoreStore",
-    "outcome_of",
     "read_score_manifest",
     "read_scores",
     "write_scores",
@@ -56,38 +53,6 @@ SCORES = TableKind(
         ]
     ),
 )
-
-
-def outcome_of(stop: StopReason, reward: float | None) -> Outcome:
-    """What the ledger calls a trajectory: failed, else truncated, else dropped if it has no reward, else scored."""
-    if stop is StopReason.FAILED:
-        return Outcome.FAILED
-    if stop.truncated:
-        return Outcome.TRUNCATED
-    return Outcome.DROPPED if reward is None else Outcome.SCORED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """What a reward said of one trajectory. Raises `RewardError` for a reward that cannot be one."""
-
-    trajectory_id: str
-    outcome: Outcome
-    reward: float | None
-    """None: it could not be scored, which is not 0."""
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """Named components of the reward."""
-    seconds: float = 0.0
-    error: str | None = None
-    """Why there is no reward."""
-
-    def __post_init__(self) -> None:
-        if self.reward is not None and not math.isfinite(self.reward):
-            raise RewardError(f"trajectory {self.trajectory_id}: a reward must be finite, got {self.reward}")
-        if self.outcome is Outcome.SCORED and self.reward is None:
-            raise RewardError(f"trajectory {self.trajectory_id} cannot be scored without a reward")
-        if self.outcome in (Outcome.FAILED, Outcome.DROPPED) and self.reward is not None:
-            raise RewardError(f"trajectory {self.trajectory_id} is {self.outcome} and so has no reward")
 
 
 class ScorePart(BaseModel):

@@ -17,8 +17,9 @@ from agentfly_lib.store.atomic import write_json
 from agentfly_lib.store.layout import RunDirectory
 from agentfly_lib.store.ledger import step_balance
 from agentfly_lib.store.manifest import RolloutStore, iter_groups
+from agentfly_lib.store.score import Score, outcome_of
 from agentfly_lib.store.scored import load_scored_groups
-from agentfly_lib.store.scores import Score, ScoreStore, outcome_of
+from agentfly_lib.store.scores import ScoreStore
 from agentfly_lib.types import Problem, Segment, StopReason, Trajectory, TrajectoryGroup, Turn
 
 FINISHED, CUT, FAILED = StopReason.FINISHED, StopReason.MAX_TOKENS, StopReason.FAILED

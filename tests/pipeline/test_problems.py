@@ -16,7 +16,8 @@ from agentfly_lib.pipeline.problems import curriculum_state, outcome_part
 from agentfly_lib.rewards import CompositeReward, Part, Reward
 from agentfly_lib.store.layout import RunDirectory, group_id
 from agentfly_lib.store.manifest import RolloutStore, iter_groups
-from agentfly_lib.store.scores import Score, ScoreStore
+from agentfly_lib.store.score import Score
+from agentfly_lib.store.scores import ScoreStore
 from agentfly_lib.types import Outcome, Problem, Segment, StopReason, Trajectory, TrajectoryGroup
 
 CONFIG = CurriculumOrderConfig()

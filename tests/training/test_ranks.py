@@ -51,7 +51,8 @@ async def ranks(factories: ModuleType, tiny_model: Path) -> AsyncIterator[Any]:
 def scored_step(tmp_path: Path, factories: ModuleType) -> Path:
     """A step directory with complete rollouts and scores."""
     from agentfly_lib.store.manifest import RolloutStore
-    from agentfly_lib.store.scores import Score, ScoreStore
+    from agentfly_lib.store.score import Score
+    from agentfly_lib.store.scores import ScoreStore
     from agentfly_lib.types import Outcome
 
     groups = factories.step_groups(0)
