@@ -1,12 +1,28 @@
-from .agent import Agent as Agent
-from .auto import AutoAgent as AutoAgent
-from .build import build_agent as build_agent
-from .code import CodeAgent as CodeAgent
-from .gui import GUIAgent as GUIAgent
-from .gui_tools import GuiAction as GuiAction, gui_tools as gui_tools
-from .hf import HFAgent as HFAgent
-from .image import ImageAgent as ImageAgent
-from .react import ReActAgent as ReActAgent
-from .result import RunResult as RunResult
-from .search import SearchAgent as SearchAgent
-from .text import TextAgent as TextAgent
+from .agent import Agent
+from .auto import AutoAgent
+from .build import build_agent
+from .code import CodeAgent
+from .gui import GUIAgent
+from .gui_tools import GuiAction, gui_tools
+from .hf import HFAgent
+from .image import ImageAgent
+from .react import ReActAgent
+from .result import RunResult
+from .search import SearchAgent
+from .text import TextAgent
+
+__all__ = [
+    "Agent",
+    "AutoAgent",
+    "CodeAgent",
+    "GUIAgent",
+    "GuiAction",
+    "HFAgent",
+    "ImageAgent",
+    "ReActAgent",
+    "RunResult",
+    "SearchAgent",
+    "TextAgent",
+    "build_agent",
+    "gui_tools",
+]

@@ -1,11 +1,30 @@
-from .blocks import CallParser as CallParser
-from .bridge import Bridge as Bridge
-from .calls import MalformedCall as MalformedCall, ParsedReply as ParsedReply, ToolCall as ToolCall
-from .format import ChatFormat as ChatFormat
-from .hermes import HermesParser as HermesParser
-from .images import ImageAccess as ImageAccess, Picture as Picture, load_picture as load_picture
-from .parsers import get_parser as get_parser, parser_names as parser_names
-from .pictures import PictureBook as PictureBook
-from .stream import StreamDecoder as StreamDecoder
-from .stream_parser import StreamParser as StreamParser
-from .vision import Prompt as Prompt
+from .blocks import CallParser
+from .bridge import Bridge
+from .calls import MalformedCall, ParsedReply, ToolCall
+from .format import ChatFormat
+from .hermes import HermesParser
+from .images import ImageAccess, Picture, load_picture
+from .parsers import get_parser, parser_names
+from .pictures import PictureBook
+from .stream import StreamDecoder
+from .stream_parser import StreamParser
+from .vision import Prompt
+
+__all__ = [
+    "Bridge",
+    "CallParser",
+    "ChatFormat",
+    "HermesParser",
+    "ImageAccess",
+    "MalformedCall",
+    "ParsedReply",
+    "Picture",
+    "PictureBook",
+    "Prompt",
+    "StreamDecoder",
+    "StreamParser",
+    "ToolCall",
+    "get_parser",
+    "load_picture",
+    "parser_names",
+]

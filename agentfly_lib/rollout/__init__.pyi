@@ -1,10 +1,29 @@
-from .agent import ChainAgent as ChainAgent, tool_messages as tool_messages
-from .chain import run_chain as run_chain
-from .clock import Activity as Activity, ActivityClock as ActivityClock, CollectTimes as CollectTimes
-from .collector import Collected as Collected, collect as collect
-from .dynamic import SignalReport as SignalReport, collect_with_signal as collect_with_signal
-from .limits import ChainLimits as ChainLimits
-from .progress import CollectProgress as CollectProgress
-from .seeds import RolloutSeeds as RolloutSeeds, turn_seed as turn_seed
-from .segment import SegmentBuilder as SegmentBuilder
-from .slots import ChainSlots as ChainSlots
+from .agent import ChainAgent, tool_messages
+from .chain import run_chain
+from .clock import Activity, ActivityClock, CollectTimes
+from .collector import Collected, collect
+from .dynamic import SignalReport, collect_with_signal
+from .limits import ChainLimits
+from .progress import CollectProgress
+from .seeds import RolloutSeeds, turn_seed
+from .segment import SegmentBuilder
+from .slots import ChainSlots
+
+__all__ = [
+    "Activity",
+    "ActivityClock",
+    "ChainAgent",
+    "ChainLimits",
+    "ChainSlots",
+    "CollectProgress",
+    "CollectTimes",
+    "Collected",
+    "RolloutSeeds",
+    "SegmentBuilder",
+    "SignalReport",
+    "collect",
+    "collect_with_signal",
+    "run_chain",
+    "tool_messages",
+    "turn_seed",
+]

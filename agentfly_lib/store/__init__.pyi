@@ -1,19 +1,38 @@
-from .layout import RunDirectory as RunDirectory, StepDirectory as StepDirectory
-from .ledger import StepBalance as StepBalance, run_balance as run_balance, step_balance as step_balance
-from .lock import RunLock as RunLock
-from .manifest import (
-    RolloutManifest as RolloutManifest,
-    RolloutStore as RolloutStore,
-    iter_groups as iter_groups,
-    read_rollout_manifest as read_rollout_manifest,
-)
-from .scored import load_scored_groups as load_scored_groups
-from .score import Score as Score, outcome_of as outcome_of
+from .layout import RunDirectory, StepDirectory
+from .ledger import StepBalance, run_balance, step_balance
+from .lock import RunLock
+from .manifest import RolloutManifest, RolloutStore, iter_groups, read_rollout_manifest
+from .score import Score, outcome_of
+from .scored import load_scored_groups
 from .scores import (
-    ScoreManifest as ScoreManifest,
-    ScoreStore as ScoreStore,
-    read_score_manifest as read_score_manifest,
-    read_scores as read_scores,
-    write_scores as write_scores,
+    ScoreManifest,
+    ScoreStore,
+    read_score_manifest,
+    read_scores,
+    write_scores,
 )
-from .shards import PartInfo as PartInfo, read_part as read_part, write_part as write_part
+from .shards import PartInfo, read_part, write_part
+
+__all__ = [
+    "PartInfo",
+    "RolloutManifest",
+    "RolloutStore",
+    "RunDirectory",
+    "RunLock",
+    "Score",
+    "ScoreManifest",
+    "ScoreStore",
+    "StepBalance",
+    "StepDirectory",
+    "iter_groups",
+    "load_scored_groups",
+    "outcome_of",
+    "read_part",
+    "read_rollout_manifest",
+    "read_score_manifest",
+    "read_scores",
+    "run_balance",
+    "step_balance",
+    "write_part",
+    "write_scores",
+]

@@ -12,7 +12,7 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends bubblewrap chromium \
  && rm -rf /var/lib/apt/lists/* \
  && cat requirements/cpu.lock requirements/envs.lock | grep -v '^torch' > constraints.txt \
- && pip install -c constraints.txt aiohttp jinja2 numpy pillow pydantic regex tomli-w websockets \
+ && pip install -c constraints.txt aiohttp jinja2 lazy-loader numpy pillow pydantic regex tomli-w websockets \
  && pip install -c constraints.txt --no-deps miniwob \
  && useradd --uid 10001 --create-home agentfly
 COPY agentfly_lib /srv/agentfly/agentfly_lib

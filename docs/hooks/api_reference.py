@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PAGES", "ApiPage", "api_index", "public_modules", "public_names"]
+__all__ = ["PAGES", "ApiPage", "api_index", "public_modules", "public_names", "source_of"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -142,7 +142,7 @@ def public_modules(root: str) -> Iterator[str]:
     if public_names(root):
         yield root
         return
-    for path in sorted(_source(root).parent.glob("*.py")):
+    for path in sorted(source_of(root).parent.glob("*.py")):
         module = f"{root}.{path.stem}"
         if path.stem != "__init__" and public_names(module):
             yield module
@@ -150,15 +150,19 @@ def public_modules(root: str) -> Iterator[str]:
 
 def public_names(module: str) -> list[str]:
     """`__all__` of a module, read from its source; none if it has none."""
-    for statement in ast.parse(_source(module).read_text()).body:
+    for statement in ast.parse(source_of(module).read_text()).body:
         if isinstance(statement, ast.Assign) and [ast.unparse(target) for target in statement.targets] == ["__all__"]:
             return list(ast.literal_eval(statement.value))
     return []
 
 
-def _source(module: str) -> Path:
+def source_of(module: str) -> Path:
+    """The file that says what a module's names are: of a package that loads them at their first use, its stub."""
     path = REPOSITORY.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not path.is_dir():
+        return path.with_suffix(".py")
+    stub = path / "__init__.pyi"
+    return stub if stub.exists() else path / "__init__.py"
 
 
 PAGES = (

@@ -11,7 +11,7 @@ import pytest
 
 from agentfly_lib.store.scores import SCORES
 from agentfly_lib.store.shards import ROLLOUTS
-from docs.hooks.api_reference import PAGES, public_modules, public_names
+from docs.hooks.api_reference import PAGES, public_modules, public_names, source_of
 from docs.hooks.command_reference import command_reference, commands
 from docs.hooks.recipe_reference import key_anchors, recipe_reference
 from tests.docs.pages import REPOSITORY
@@ -107,10 +107,11 @@ def documented(module: str, name: str) -> bool:
                 after = body[index + 1] if index + 1 < len(body) else None
                 text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 return bool(text) or speaks_for_itself(node)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            source = f"{module}.{node.module}" if node.level else node.module  # relative in a package's stub alone
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    return documented(node.module, alias.name) or is_module(f"{node.module}.{alias.name}")
+                    return documented(source, alias.name) or is_module(f"{source}.{alias.name}")
     return False
 
 
@@ -125,9 +126,7 @@ def is_module(name: str) -> bool:
 
 
 def parsed(module: str) -> list[ast.stmt]:
-    path = REPOSITORY.joinpath(*module.split("."))
-    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return ast.parse(source.read_text()).body
+    return ast.parse(source_of(module).read_text()).body
 
 
 @pytest.mark.parametrize(("title", "kind"), [("## Rollouts", ROLLOUTS), ("## Scores", SCORES)])

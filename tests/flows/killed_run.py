@@ -80,6 +80,7 @@ def during(owner: type, method: str, wanted: Callable[..., bool], ready: Callabl
     async def replacement(*arguments: Any, **keywords: Any) -> Any:
         if struck or not wanted(*arguments, **keywords):
             return await original(*arguments, **keywords)
+        ready(*arguments, **keywords)  # a first look takes longer than some methods work
         work = asyncio.ensure_future(original(*arguments, **keywords))
         while not work.done():
             if ready(*arguments, **keywords):

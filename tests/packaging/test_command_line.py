@@ -62,6 +62,18 @@ def test_help_costs_less_than_that_of_the_smallest_typer_program(tmp_path: Path)
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["doctor", "--help"]])
 def test_help_loads_nothing_heavy(arguments):
+    shown, loaded = modules_after(arguments)
+    assert "Usage: agentfly" in shown
+    assert loaded & set(HEAVY) == set()
+
+
+def test_a_config_is_checked_without_what_reads_shards_or_renders_conversations():
+    _, loaded = modules_after(["config", "check", str(REPOSITORY / "recipes" / "demo.toml")])
+    assert loaded & {*HEAVY, "aiohttp", "jinja2", "pyarrow"} == set()
+
+
+def modules_after(arguments: list[str]) -> tuple[str, set[str]]:
+    """What a command prints, and all modules that it has loaded at its end."""
     program = (
         "import json, sys\n"
         f"sys.argv = ['agentfly', *{arguments!r}]\n"
@@ -71,8 +83,8 @@ def test_help_loads_nothing_heavy(arguments):
         "print(json.dumps(sorted(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
-    assert "Usage: agentfly" in done.stdout
-    assert set(json.loads(done.stdout.splitlines()[-1])) & set(HEAVY) == set()
+    *shown, loaded = done.stdout.splitlines()
+    return "\n".join(shown), set(json.loads(loaded))
 
 
 SHELLS = {
