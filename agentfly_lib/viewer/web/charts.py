@@ -1,4 +1,8 @@
-"""Pictures inside the pages, as SVG text in the page's own colours, so that they follow its light and dark."""
+"""Pictures inside the pages, as SVG text in the page's own colours, so that they follow its light and dark.
+
+Drawn by hand: a first page would wait for Matplotlib to load, and pygal says what a point is by a script alone, where
+these pages have none.
+"""
 
 from __future__ import annotations
 
