@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from agentfly_lib.errors import LedgerError, ShardError
 from agentfly_lib.store.arrow import REDO
-from agentfly_lib.store.atomic import ensure_directory, read_model, remove_leftovers, write_model
+from agentfly_lib.store.atomic import ensure_directory, read_model, remove_leftovers, write_bytes
 from agentfly_lib.store.changes import changed
 from agentfly_lib.store.layout import StepDirectory, check_part_names, part_name
 from agentfly_lib.store.shards import PartInfo, inspect_part, read_index, read_part, write_part
@@ -244,8 +244,11 @@ def read_rollout_manifest(directory: StepDirectory) -> RolloutManifest:
 
 
 def save_manifest(path: Path, manifest: BaseModel) -> None:
-    """Writes a manifest of any kind, and tells who follows it."""
-    write_model(path, manifest)
+    """Writes a manifest of any kind, and tells who follows it.
+
+    It is written anew with every part: `json` would take longer for it than the chains of a large step take for a call.
+    """
+    write_bytes(path, (manifest.model_dump_json(indent=1) + "\n").encode())
     changed(path)
 
 
