@@ -104,6 +104,7 @@ class RolloutStore:
     def __init__(self, directory: StepDirectory, manifest: RolloutManifest) -> None:
         self._directory = directory
         self._manifest = manifest
+        self._asked, self._done = set(manifest.group_ids), set(manifest.done)  # kept, because every part looks them up
         self._next_part = 1 + max((int(Path(part.name).stem.split("-")[1]) for part in manifest.parts), default=-1)
         self._lock = threading.Lock()
 
@@ -154,15 +155,14 @@ class RolloutStore:
     @property
     def done(self) -> frozenset[str]:
         """Groups that need no more work."""
-        return self._manifest.done
+        return frozenset(self._done)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Groups still to be collected, in the order they were asked for; none once the collection is complete."""
         if self._manifest.complete:
             return ()
-        done = self.done
-        return tuple(group for group in self._manifest.group_ids if group not in done)
+        return tuple(group for group in self._manifest.group_ids if group not in self._done)
 
     def append(self, groups: Sequence[TrajectoryGroup]) -> PartInfo | None:
         """Makes groups durable as one part. Groups that are there already are ignored; None if nothing was new.
@@ -179,6 +179,7 @@ class RolloutStore:
                 info = write_part(path, new, step=self._manifest.step, attempt=self._manifest.attempt)
                 self._next_part += 1
                 self._save(parts=(*self._manifest.parts, info), duplicates=duplicates)
+                self._done.update(group.id for group in new)
             elif duplicates != self._manifest.duplicates:
                 self._save(duplicates=duplicates)
             return info
@@ -193,6 +194,7 @@ class RolloutStore:
             if self._manifest.complete or len(set(asked)) != len(asked) or not group_ids:
                 raise ValueError(f"{self._directory.rollouts} cannot be extended by {list(group_ids)}")
             self._save(group_ids=asked, refills=(*self._manifest.refills, len(group_ids)))
+            self._asked.update(group_ids)
 
     def finish(self, dropped: Mapping[str, str] | None = None) -> RolloutManifest:
         """Declares the collection complete. `dropped` gives the reason for every group that was given up.
@@ -214,23 +216,21 @@ class RolloutStore:
             return self._manifest
 
     def _only_new(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-        asked, seen, new = set(self._manifest.group_ids), set(self.done), []
-        if self._manifest.complete:
-            seen |= self._manifest.dropped_groups.keys()
+        dropped = self._manifest.dropped_groups.keys() if self._manifest.complete else ()
+        new: dict[str, TrajectoryGroup] = {}
         for group in groups:
-            if group.id not in asked:
+            if group.id not in self._asked:
                 raise ValueError(f"group {group.id} was not asked for in {self._directory.rollouts}")
             chains = sorted(trajectory.chain for trajectory in group.trajectories)
             if chains != list(range(self._manifest.chains)):
                 raise ValueError(
                     f"group {group.id} has the chains {chains}, expected each of 0..{self._manifest.chains - 1}"
                 )
-            if group.id in seen:
+            if group.id in self._done or group.id in dropped or group.id in new:
                 logger.warning("%s: group %s came a second time and is ignored", self._directory.rollouts, group.id)
                 continue
-            seen.add(group.id)
-            new.append(group)
-        return new
+            new[group.id] = group
+        return list(new.values())
 
     def _save(self, **changes: object) -> None:
         manifest = self._manifest.model_copy(update=changes)
