@@ -127,12 +127,10 @@ class Catalog:
     """Parts of a step with the checksums of their scores, as long as its manifests are the same files."""
     _last: tuple[tuple[Path, str] | None, list[TrajectoryGroup]] = field(default=(None, []))
     """The part that was read last."""
-    _derived: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """What was counted over the whole table."""
+    _derived: dict[tuple[str, str], tuple[pa.Table, Any]] = field(default_factory=dict)
+    """Tables with what was counted over them: as long as these are the same, so is what was counted."""
     _key: tuple[Any, ...] = ()
     _table: pa.Table | None = None
-    _of_split: dict[str, pa.Table] = field(default_factory=dict)
-    """The rows of the table by split."""
 
     def steps(self, split: str = "train") -> list[int]:
         """Steps that have a directory, or versions that were evaluated."""
@@ -169,8 +167,6 @@ class Catalog:
                 tables = [table for table in readers.map(lambda entry: self._part(*entry), found) if table is not None]
             # in one piece, in which rows are found in a moment; parts are many and small
             self._table = pa.concat_tables(tables).unify_dictionaries().combine_chunks() if tables else _empty()
-            self._of_split.clear()
-            self._derived.clear()
             self._key = key
         return self._table
 
@@ -206,10 +202,14 @@ class Catalog:
         return table
 
     def _split(self, split: str) -> pa.Table:
-        table = self.table()
-        if split not in self._of_split:
-            self._of_split[split] = table.filter(pc.equal(table["split"], split))
-        return self._of_split[split]
+        return self._once("rows", split, self.table(), lambda table: table.filter(pc.equal(table["split"], split)))
+
+    def _once(self, what: str, of: str, table: pa.Table, derive: Callable[[pa.Table], Any]) -> Any:
+        """What is derived from a table, once for as long as it is the same."""
+        known = self._derived.get((what, of))
+        if known is None or known[0] is not table:
+            known = self._derived[what, of] = (table, derive(table))
+        return known[1]
 
     def texts(self, filters: Filters, column: str, *, limit: int) -> list[str | None]:
         """A column of text of what `find` finds: of the rollouts, or `error` of the scores (JSON text, decoded)."""
@@ -253,11 +253,7 @@ class Catalog:
         return self._counted("total", split, lambda table: table.num_rows)
 
     def _counted(self, what: str, split: str, count: Callable[[pa.Table], Any]) -> Any:
-        """What is counted over a split, once for as long as the table is the same."""
-        table = self._split(split)
-        if (what, split) not in self._derived:
-            self._derived[what, split] = count(table)
-        return self._derived[what, split]
+        return self._once(what, split, self._split(split), count)
 
     def problems(self, split: str, step: int | None = None) -> pa.Table:
         """One row per problem with a reward: `problem_id`, `reward` (mean), `count`, `last` (its newest step)."""
@@ -284,11 +280,13 @@ class Catalog:
 
     def values(self, name: str) -> list[str]:
         """What stands in a column, sorted."""
-        column = self.table()[name]
-        if (name, "values") not in self._derived:
-            found = {value for chunk in column.chunks for value in chunk.unique().to_pylist() if value is not None}
-            self._derived[name, "values"] = sorted(found)
-        return self._derived[name, "values"]
+
+        def sort(table: pa.Table) -> list[str]:
+            return sorted(
+                {value for chunk in table[name].chunks for value in chunk.unique().to_pylist() if value is not None}
+            )
+
+        return self._once("values", name, self.table(), sort)
 
     def group(self, split: str, step: int, group_id: str) -> TrajectoryGroup:
         """A group with its rewards, chains in their order. Raises `UserError` if there is none of that name."""
