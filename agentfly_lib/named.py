@@ -33,8 +33,9 @@ def find_named(
     Raises `ConfigError` with the nearest name, or with what could not be imported.
     """
     if ":" not in name and name not in shipped:
-        hint = near_or_all(name, sorted(shipped))
-        raise ConfigError(f"unknown {noun} {name!r}: {hint}; name your own as package.module:name")
+        near = difflib.get_close_matches(name, shipped, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(shipped)) or 'none of ours'}."
+        raise ConfigError(f"unknown {noun} {name!r}: {hint} Name your own as package.module:name")
     module_name, _, attribute = shipped.get(name, name).partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{noun} {name!r}: write it as package.module:name")

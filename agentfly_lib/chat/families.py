@@ -6,12 +6,12 @@ templates under `chat/templates/` are for models that have none: written here fr
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from agentfly_lib.errors import ModelError
-from agentfly_lib.named import near_or_all
 
 __all__ = ["FAMILIES", "Family", "HistoryForm", "detect_family", "detect_parser", "family_names", "get_family"]
 
@@ -176,7 +176,8 @@ def get_family(name: str) -> Family:
     for family in FAMILIES.values():
         if name in (family.name, *family.aliases):
             return family
-    hint = near_or_all(name, family_names(), all_of="known names")
+    near = difflib.get_close_matches(name, family_names(), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(FAMILIES)}"
     raise ModelError(f"unknown chat template {name!r} (give the path of a .jinja file): {hint}")
 
 

@@ -246,7 +246,8 @@ def read_rollout_manifest(directory: StepDirectory) -> RolloutManifest:
 def save_manifest(path: Path, manifest: BaseModel) -> None:
     """Writes a manifest of any kind, and tells who follows it.
 
-    It is written anew with every part: `json` would take longer for it than the chains of a large step take for a call.
+    It is written anew with every part; for one of thousands of groups `write_model` would take longer than the part.
+    A manifest has no floats, so there is nothing that `write_model` would refuse.
     """
     write_bytes(path, (manifest.model_dump_json(indent=1) + "\n").encode())
     changed(path)

@@ -71,7 +71,7 @@ class Shelf:
         They stand in the run's config, which names all defaults: no config class is loaded for a list of names.
         """
         try:
-            names = tomllib.loads(self.catalog.run.config_file.read_text())["agent"]["tools"]
+            names = tomllib.loads(self.catalog.run.config_file.read_text(encoding="utf-8"))["agent"]["tools"]
             return sorted(name.rpartition(":")[2] for name in names)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             logger.info("%s does not say which tools its agent has: %s", self.run, error)
